@@ -1,0 +1,88 @@
+"""Refusing bad input: every message names the argument, what came, and what was expected."""
+
+from __future__ import annotations
+
+import math
+import numbers
+
+import torch
+from torch import Tensor
+
+_REAL = (torch.float32, torch.float64)
+
+
+def check_real_tensor(name: str, value: object, *, ndim: int | None = None, min_ndim: int = 0) -> Tensor:
+    """Return ``value`` if it is a finite float32 or float64 tensor of the stated rank, else raise."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name}: expected a torch.Tensor, got {type(value).__name__}")
+    if value.dtype not in _REAL:
+        raise TypeError(
+            f"{name}: expected float32 or float64, got {str(value.dtype).removeprefix('torch.')} "
+            "(convert it first: .double() for claims, .float() for speed)"
+        )
+    if ndim is not None and value.ndim != ndim:
+        raise ValueError(f"{name}: expected {ndim} dimensions, got shape {tuple(value.shape)}")
+    if value.ndim < min_ndim:
+        raise ValueError(f"{name}: expected at least {min_ndim} dimensions, got shape {tuple(value.shape)}")
+    if not bool(torch.isfinite(value).all()):
+        raise ValueError(f"{name}: expected finite entries, got NaN or infinity")
+    return value
+
+
+def check_square(name: str, value: object) -> Tensor:
+    """Return ``value`` if it is a finite square matrix, else raise."""
+    matrix = check_real_tensor(name, value, ndim=2)
+    if matrix.shape[0] != matrix.shape[1]:
+        raise ValueError(f"{name}: expected a square matrix, got shape {tuple(matrix.shape)}")
+    if matrix.shape[0] == 0:
+        raise ValueError(f"{name}: expected at least one row, got shape {tuple(matrix.shape)}")
+    return matrix
+
+
+def check_tokens(X: object, d: int | None = None, name: str = "X") -> Tensor:
+    """Return ``X`` if it is a finite (…, n, d) tensor with n ≥ 1, else raise."""
+    tokens = check_real_tensor(name, X, min_ndim=2)
+    if tokens.shape[-2] == 0:
+        raise ValueError(f"{name}: expected at least one token, got shape {tuple(tokens.shape)}")
+    if d is not None and tokens.shape[-1] != d:
+        raise ValueError(f"{name}: expected tokens of dimension {d}, got shape {tuple(tokens.shape)}")
+    if tokens.numel() == 0:
+        raise ValueError(f"{name}: expected a non-empty tensor, got shape {tuple(tokens.shape)}")
+    return tokens
+
+
+def check_same_kind(name: str, value: Tensor, reference: Tensor, reference_name: str) -> None:
+    """Refuse two tensors of different dtype or device: silent promotion hides a loss of accuracy."""
+    if value.dtype != reference.dtype:
+        raise TypeError(f"{name} is {value.dtype} but {reference_name} is {reference.dtype}: convert one of them")
+    if value.device != reference.device:
+        raise ValueError(f"{name} is on {value.device} but {reference_name} is on {reference.device}: move one")
+
+
+def check_number(
+    name: str, value: object, *, minimum: float = -math.inf, maximum: float = math.inf, strict: bool = False
+) -> float:
+    """Return ``value`` as a float if it is a finite real number in [minimum, maximum], else raise."""
+    if isinstance(value, Tensor) and value.ndim == 0:
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name}: expected a real number, got {type(value).__name__}")
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{name}: expected a finite number, got {number}")
+    outside = number <= minimum if strict else number < minimum
+    if outside or number > maximum:
+        above = f"{'more than' if strict else 'at least'} {minimum:g}"
+        below = f" and at most {maximum:g}" if math.isfinite(maximum) else ""
+        raise ValueError(f"{name}: expected a number {above}{below}, got {number:g}")
+    return number
+
+
+def check_count(name: str, value: object, *, minimum: int = 1) -> int:
+    """Return ``value`` as an int if it is a whole number at least ``minimum``, else raise."""
+    is_whole = isinstance(value, numbers.Integral) or (isinstance(value, float) and value.is_integer())
+    if isinstance(value, bool) or not is_whole:
+        raise TypeError(f"{name}: expected a whole number, got {value!r}")
+    if int(value) < minimum:
+        raise ValueError(f"{name}: expected at least {minimum}, got {int(value)}")
+    return int(value)

@@ -1,0 +1,343 @@
+"""The Jacobian of attention as a linear operator, in three terms; and of any differentiable map, by autodiff."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from lipcore._checks import check_count, check_same_kind, check_tokens
+from lipcore.attention import Attention, check_scores, rotate
+
+#: Attention weights are stored whole up to this many bytes, and worked out anew block by block beyond.
+WEIGHTS_BYTES = 2**28
+#: Bytes of attention weights in one block of rows.
+BLOCK_BYTES = 2**24
+
+
+class LinearOperator:
+    """A batch of linear maps between token arrays, known by its products alone.
+
+    Attributes
+    ----------
+    batch_shape : tuple of int
+    input_shape, output_shape : tuple of int
+        Shapes of one input and one output, without the batch.
+    dtype, device
+        Of the inputs and outputs.
+    """
+
+    batch_shape: tuple[int, ...]
+    input_shape: tuple[int, ...]
+    output_shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    def matvec(self, H: Tensor) -> Tensor:
+        """J[H]: (*batch, *input_shape) → (*batch, *output_shape)."""
+        raise NotImplementedError
+
+    def rmatvec(self, G: Tensor) -> Tensor:
+        """Jᵀ[G]: (*batch, *output_shape) → (*batch, *input_shape)."""
+        raise NotImplementedError
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(rows, columns) of one matrix of the batch."""
+        return math.prod(self.output_shape), math.prod(self.input_shape)
+
+    @property
+    def T(self) -> LinearOperator:
+        """The transposed operator."""
+        return _Transposed(self)
+
+    def dense(self) -> Tensor:
+        """The matrices, (*batch, rows, columns), one product a column: for tests and small cases only."""
+        rows, columns = self.shape
+        basis = torch.eye(columns, dtype=self.dtype, device=self.device)
+        images = [self.matvec(e.reshape(self.input_shape).expand(*self.batch_shape, *self.input_shape)) for e in basis]
+        return torch.stack([image.reshape(*self.batch_shape, rows) for image in images], dim=-1)
+
+    def _check(self, name: str, tensor: Tensor, event_shape: tuple[int, ...]) -> Tensor:
+        expected = (*self.batch_shape, *event_shape)
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
+        if tuple(tensor.shape) != expected:
+            raise ValueError(f"{name}: expected shape {expected}, got {tuple(tensor.shape)}")
+        if tensor.dtype != self.dtype or tensor.device != self.device:
+            raise TypeError(f"{name}: expected {self.dtype} on {self.device}, got {tensor.dtype} on {tensor.device}")
+        return tensor
+
+
+class _Transposed(LinearOperator):
+    def __init__(self, operator: LinearOperator) -> None:
+        self.operator = operator
+        self.batch_shape = operator.batch_shape
+        self.input_shape, self.output_shape = operator.output_shape, operator.input_shape
+        self.dtype, self.device = operator.dtype, operator.device
+
+    def matvec(self, H: Tensor) -> Tensor:
+        return self.operator.rmatvec(H)
+
+    def rmatvec(self, G: Tensor) -> Tensor:
+        return self.operator.matvec(G)
+
+    @property
+    def T(self) -> LinearOperator:
+        return self.operator
+
+
+class MatrixOperator(LinearOperator):
+    """A batch of matrices, shape (*batch, rows, columns), as an operator.
+
+    Examples
+    --------
+    >>> import torch
+    >>> MatrixOperator(torch.tensor([[1.0, 2.0]])).matvec(torch.tensor([1.0, 1.0]))
+    tensor([3.])
+    """
+
+    def __init__(self, matrix: Tensor) -> None:
+        self.matrix = check_tokens(matrix, name="matrix")
+        self.batch_shape = tuple(matrix.shape[:-2])
+        self.output_shape, self.input_shape = (matrix.shape[-2],), (matrix.shape[-1],)
+        self.dtype, self.device = matrix.dtype, matrix.device
+
+    def matvec(self, H: Tensor) -> Tensor:
+        """Matrix times vector."""
+        return (self.matrix @ self._check("H", H, self.input_shape)[..., None])[..., 0]
+
+    def rmatvec(self, G: Tensor) -> Tensor:
+        """Transposed matrix times vector."""
+        return (self.matrix.mT @ self._check("G", G, self.output_shape)[..., None])[..., 0]
+
+
+class AttentionJacobian(LinearOperator):
+    r"""The Jacobian of :class:`~lipcore.attention.Attention` at X, never formed as a matrix (theory §1).
+
+    With :math:`m_i = \sum_j P_{ij} x_j`, :math:`C_i = \sum_j P_{ij}(x_j - m_i)(x_j - m_i)^\top`, for one head,
+
+    .. math:: (D_X f[H])_i = V\Big( \underbrace{\textstyle\sum_j P_{ij} h_j}_{\text{mixing}}
+        + \underbrace{C_i A h_i}_{\text{own query}}
+        + \underbrace{\textstyle\sum_j P_{ij} (x_j - m_i)\,(A x_i + c)\cdot h_j}_{\text{others' keys}} \Big).
+
+    It is applied in the space of queries, keys and values: with :math:`S_{ij} = \dot q_i\cdot k_j + q_i\cdot\dot k_j`,
+    the last two terms are :math:`\sum_j P_{ij} S_{ij} (v_j - \bar v_i)`. The cost of a product is that of a few
+    matrix products of size n × n × k.
+
+    Parameters
+    ----------
+    attention : Attention
+    X : Tensor, shape (…, n, d)
+    block : int, optional
+        Rows of P held at once. Left out, P is stored whole where it is small (``WEIGHTS_BYTES``) and worked out
+        anew in blocks of rows where it is not: memory is then linear in n.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If X does not fit the attention.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from lipcore import Attention
+    >>> J = Attention.from_matrices(torch.zeros(1, 1), torch.eye(1)).jacobian(torch.randn(3, 1))
+    >>> J.matvec(torch.ones(3, 1)).flatten()   # scores are constant: only mixing is left
+    tensor([1., 1., 1.])
+    """
+
+    def __init__(self, attention: Attention, X: Tensor, *, block: int | None = None) -> None:
+        self.attention = attention
+        X = attention.check_input(X).detach()
+        n = X.shape[-2]
+        self.batch_shape, self.input_shape = tuple(X.shape[:-2]), (n, attention.d)
+        self.output_shape = (n, attention.output_dim)
+        self.dtype, self.device = X.dtype, X.device
+        self._queries, self._keys, self._values = attention.project(X)  # (…, heads, n, k | k | p)
+        check_scores(self._queries, self._keys)
+        self._angles = attention.angles(n)
+        self._projection = torch.cat(  # (heads, 2k + p, d): the three projections as one product
+            [attention.scale * attention.query, attention.key, attention.value], dim=1
+        )
+        self._block = self._rows_at_once(block)
+        self._weights = None
+        if self._block >= n:
+            self._weights = attention.row_weights(self._queries, self._keys, slice(0, n))
+        self._means = torch.cat([P @ self._values[..., columns, :] for _, columns, P in self._row_blocks()], dim=-2)
+
+    def _rows_at_once(self, block: int | None) -> int:
+        n = self.input_shape[0]
+        if block is not None:
+            return check_count("block", block)
+        row_bytes = math.prod(self.batch_shape) * self.attention.heads * n * self.dtype.itemsize
+        return n if row_bytes * n <= WEIGHTS_BYTES else max(1, BLOCK_BYTES // row_bytes)
+
+    def _row_blocks(self) -> Iterator[tuple[slice, slice, Tensor]]:
+        """Yield (rows, columns, P[rows, columns]); the columns are all that these rows can see."""
+        n = self.input_shape[0]
+        if self._weights is not None:
+            yield slice(0, n), slice(0, n), self._weights
+            return
+        for start in range(0, n, self._block):
+            stop = min(start + self._block, n)
+            seen = stop if self.attention.causal else n
+            yield slice(start, stop), slice(0, seen), self.attention.row_weights(
+                self._queries, self._keys[..., :seen, :], slice(start, stop)
+            )
+
+    def matvec(self, H: Tensor) -> Tensor:
+        """D_X f[H], shape (…, n, output_dim)."""
+        dq, dk, dv = self._tangents(self._check("H", H, self.input_shape))
+        q, k, v = self._queries, self._keys, self._values
+        rows_out = []
+        for rows, seen, P in self._row_blocks():
+            mixing = P @ dv[..., seen, :]
+            dP = dq[..., rows, :] @ k[..., seen, :].mT  # own query
+            dP += q[..., rows, :] @ dk[..., seen, :].mT  # others' keys
+            dP *= P
+            centred = dP @ v[..., seen, :] - dP.sum(-1, keepdim=True) * self._means[..., rows, :]
+            rows_out.append(mixing + centred)
+        return self.attention.join_heads(rows_out[0] if len(rows_out) == 1 else torch.cat(rows_out, dim=-2))
+
+    def rmatvec(self, G: Tensor) -> Tensor:
+        """(D_X f)ᵀ[G], shape (…, n, d): each term of :meth:`matvec` turned round."""
+        g = self._split_heads(self._check("G", G, self.output_shape))
+        q, k, v = self._queries, self._keys, self._values
+        gm = (g * self._means).sum(-1, keepdim=True)
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        for rows, seen, P in self._row_blocks():
+            dv[..., seen, :] += P.mT @ g[..., rows, :]  # mixing
+            dS = g[..., rows, :] @ v[..., seen, :].mT
+            dS -= gm[..., rows, :]
+            dS *= P
+            dq[..., rows, :] = dS @ k[..., seen, :]  # own query
+            dk[..., seen, :] += dS.mT @ q[..., rows, :]  # others' keys
+        return self._pull_back(dq, dk, dv)
+
+    def _tangents(self, H: Tensor) -> tuple[Tensor, ...]:
+        """Tangents of queries, keys and values along H."""
+        k, p = self._queries.shape[-1], self._values.shape[-1]
+        moved = (H @ self._projection.flatten(0, 1).mT).unflatten(-1, (-1, 2 * k + p)).transpose(-3, -2)
+        dq, dk, dv = moved.split([k, k, p], dim=-1)
+        if self._angles is not None:
+            dq, dk = rotate(dq, self._angles), rotate(dk, self._angles)
+        return dq, dk, dv
+
+    def _pull_back(self, dq: Tensor, dk: Tensor, dv: Tensor) -> Tensor:
+        """Transpose of :meth:`_tangents`."""
+        if self._angles is not None:
+            dq, dk = rotate(dq, -self._angles), rotate(dk, -self._angles)
+        moved = torch.cat([dq, dk, dv], dim=-1).transpose(-3, -2).flatten(-2)
+        return moved @ self._projection.flatten(0, 1)
+
+    def _split_heads(self, G: Tensor) -> Tensor:
+        """Transpose of :meth:`Attention.join_heads`: (…, n, output_dim) → (…, heads, n, p)."""
+        if self.attention.output is not None:
+            G = G @ self.attention.output
+        return G.unflatten(-1, (self.attention.heads, -1)).transpose(-3, -2)
+
+
+class AutogradJacobian(LinearOperator):
+    """The Jacobian of any differentiable map at X, by automatic differentiation.
+
+    Parameters
+    ----------
+    fn : callable
+        Maps (…, n, d) to (…, …): everything before the last two dimensions of X is a batch, whose members must not
+        influence one another. A module must be in evaluation mode.
+    X : Tensor, shape (…, n, d)
+
+    Raises
+    ------
+    ValueError
+        If the module trains, if two calls differ (dropout), or if the output does not keep the batch.
+
+    Notes
+    -----
+    Fused attention has no forward-mode derivative on every device: the map is run with PyTorch's mathematical
+    kernel, which has one.
+
+    Examples
+    --------
+    >>> import torch
+    >>> AutogradJacobian(torch.sin, torch.zeros(2, 1)).matvec(torch.ones(2, 1)).flatten()
+    tensor([1., 1.])
+    """
+
+    def __init__(self, fn: Callable[[Tensor], Tensor], X: Tensor) -> None:
+        if not callable(fn):
+            raise TypeError(f"fn: expected a callable, got {type(fn).__name__}")
+        self._X = check_tokens(X).detach()
+        _refuse_training(fn)
+        self._fn = fn
+        with torch.no_grad():
+            value = self._call(self._X)
+            self._check_output(value)
+            if not torch.equal(value, self._call(self._X)):
+                raise ValueError("fn: expected the same output at the same X, got two: call .eval() if it has dropout")
+        self.batch_shape, self.input_shape = tuple(X.shape[:-2]), tuple(X.shape[-2:])
+        self.output_shape = tuple(value.shape[len(self.batch_shape) :])
+        self.dtype, self.device = X.dtype, X.device
+        self._push = self._pull = None
+
+    def _call(self, X: Tensor) -> Tensor:
+        with sdpa_kernel(SDPBackend.MATH):
+            return self._fn(X)
+
+    def _check_output(self, value: object) -> None:
+        if not isinstance(value, Tensor):
+            raise TypeError(f"fn: expected a map that returns a tensor, got {type(value).__name__}: "
+                            "wrap it, for example lambda X: module(X)[0]")
+        check_same_kind("fn(X)", value, self._X, "X")
+        batch = self._X.shape[:-2]
+        if value.shape[: len(batch)] != batch:
+            raise ValueError(f"fn: expected an output that begins with the batch {tuple(batch)}, "
+                             f"got shape {tuple(value.shape)}")
+        if not bool(torch.isfinite(value).all()):
+            raise ValueError("fn: expected a finite output at X, got NaN or infinity")
+
+    def matvec(self, H: Tensor) -> Tensor:
+        """J[H], by forward mode (the tangent map is traced once)."""
+        self._check("H", H, self.input_shape)
+        if self._push is None:
+            self._push = _explained(self._trace_push)
+        return _explained(lambda: self._push(H))
+
+    def _trace_push(self) -> Callable[[Tensor], Tensor]:
+        try:  # traced once, the tangent map costs half of a jvp
+            with warnings.catch_warnings():  # PyTorch warns of its own constant folding
+                warnings.filterwarnings("ignore", message="Attempted to insert a get_attr Node")
+                return torch.func.linearize(self._call, self._X)[1]
+        except RuntimeError:  # a map that looks at values (checks, branches) cannot be traced
+            return lambda H: torch.func.jvp(self._call, (self._X,), (H,))[1]  # [0] would be the primal f(X)
+
+    def rmatvec(self, G: Tensor) -> Tensor:
+        """Jᵀ[G], by reverse mode."""
+        self._check("G", G, self.output_shape)
+        if self._pull is None:
+            self._pull = _explained(lambda: torch.func.vjp(self._call, self._X)[1])
+        return self._pull(G)[0]
+
+
+def _refuse_training(fn: Callable) -> None:
+    module = fn if isinstance(fn, nn.Module) else getattr(fn, "__self__", None)
+    if isinstance(module, nn.Module) and any(part.training for part in module.modules()):
+        raise ValueError(f"fn: expected a module in evaluation mode, got {type(module).__name__} in training mode: "
+                         "call .eval() first")
+
+
+def _explained(compute: Callable):
+    """Run ``compute``; where autodiff has no rule, say in one line what to change."""
+    try:
+        return compute()
+    except (NotImplementedError, RuntimeError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise NotImplementedError(
+            f"fn: automatic differentiation has no rule for an operation in it ({reason[:200]}): use explicit softmax "
+            "(for transformers models, attn_implementation='eager')"
+        ) from error

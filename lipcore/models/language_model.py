@@ -1,0 +1,388 @@
+"""Pretrained and random language models, seen as a stack of attention layers and the tokens that enter them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from lipcore._checks import check_count
+from lipcore.attention import Attention
+from lipcore.models.layers import ARCHITECTURES, Normalisation
+from lipcore.models.sources import SOURCES, cache_dir, fetch, find_source, quiet_import, sha256_of, staged
+
+_DTYPES = (torch.float32, torch.float64)
+_RUNNING = threading.Lock()  # hooks live on the model: two threads must not run it at once
+
+
+class LanguageModel:
+    """A transformer, opened up: its attention layers, and what enters them. Get one from :func:`load`.
+
+    Attributes
+    ----------
+    name, architecture : str
+    sha256 : str
+        Hash of the weights file; empty for random weights and local folders.
+    n_layers, d, heads, vocab_size, max_positions : int
+    causal : bool
+        Whether token i sees only the tokens j ≤ i.
+    model : torch.nn.Module
+        The library's own model, in evaluation mode, without gradients.
+    """
+
+    def __init__(self, model: nn.Module, *, name: str, tokenizer_folder: Path | None, sha256: str = "") -> None:
+        self.model = model.eval().requires_grad_(False)
+        self.name, self.sha256 = name, sha256
+        self._layers = ARCHITECTURES[model.config.model_type](model)
+        self._tokenizer_folder = tokenizer_folder
+        self._tokenizer = None
+        config = model.config
+        self.architecture, self.causal, self.heads = self._layers.title, self._layers.causal, self._layers.heads
+        self.n_layers, self.d = config.num_hidden_layers, config.hidden_size
+        self.vocab_size, self.max_positions = config.vocab_size, config.max_position_embeddings
+
+    def __repr__(self) -> str:
+        return (f"LanguageModel({self.name!r}: {self.architecture}, {self.n_layers} layers, d={self.d}, "
+                f"{self.heads} heads, {'causal' if self.causal else 'bidirectional'}, {self.dtype})")  # fmt: skip
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Precision of the weights, and of everything computed from them."""
+        return self.model.dtype
+
+    def to(self, *args, **kwargs) -> LanguageModel:
+        """Move or convert the model in place, as :meth:`torch.nn.Module.to` does, and return it.
+
+        Attention layers taken out before keep their own precision. Half precision is refused.
+        """
+        dtype = torch._C._nn._parse_to(*args, **kwargs)[1]
+        if dtype is not None:
+            _check_dtype(dtype)
+        self.model.to(*args, **kwargs)
+        return self
+
+    def attention(self, layer: int, *, output_projection: bool = True) -> Attention:
+        r"""The attention of one layer, without residual connection or normalisation.
+
+        Parameters
+        ----------
+        layer : int
+            From 0 to ``n_layers - 1``.
+        output_projection : bool
+            Whether the heads are summed through :math:`W_h` (with the output bias), or only concatenated.
+
+        Returns
+        -------
+        Attention
+            ``model.attention(l)(model.hidden_states(l, ids))`` is what that layer computes inside the running model.
+
+        Raises
+        ------
+        IndexError
+            If there is no such layer.
+        """
+        attention = self._layers.attention(self._check_layer(layer))
+        return attention if output_projection else replace(attention, output=None, output_bias=None)
+
+    def norm(self, layer: int) -> Normalisation:
+        """Gain and bias of the normalisation whose output enters the attention of ``layer``.
+
+        BERT: the embeddings' LayerNorm at layer 0, else the one that ends the layer below. GPT-2 and Llama: the one in front.
+        """
+        return self._layers.norm(self._check_layer(layer))
+
+    def hidden_states(self, layer: int, token_ids: Tensor) -> Tensor:
+        """Exactly what enters the attention of ``layer`` when the model runs on ``token_ids``.
+
+        For decoders that normalise first, that is after the normalisation in front of the attention.
+
+        Parameters
+        ----------
+        layer : int
+        token_ids : Tensor of integers, shape (batch, n) or (n,)
+            A vector is a batch of one.
+
+        Returns
+        -------
+        Tensor, shape (batch, n, d)
+
+        Raises
+        ------
+        IndexError
+            If there is no such layer.
+        TypeError, ValueError
+            If the ids are not whole numbers, not in the vocabulary, none, or more than the model has positions.
+        """
+        return self._run([self._check_layer(layer)], self._check_ids(token_ids))[0]
+
+    def all_hidden_states(self, token_ids: Tensor) -> list[Tensor]:
+        """:meth:`hidden_states` of every layer, from one run: ``n_layers`` tensors of shape (batch, n, d)."""
+        return self._run(range(self.n_layers), self._check_ids(token_ids))
+
+    @torch.no_grad()
+    def _run(self, layers: Sequence[int], token_ids: Tensor) -> list[Tensor]:
+        """Run the model up to the last of ``layers``, and keep what enters each."""
+        kept: list[Tensor] = []
+
+        def keep(module: nn.Module, args: tuple) -> None:
+            kept.append(args[0])
+            if len(kept) == len(layers):  # nothing above is needed
+                raise _Reached
+
+        with _RUNNING, contextlib.ExitStack() as stack:
+            for layer in layers:
+                stack.callback(self._layers.entry(layer).register_forward_pre_hook(keep).remove)
+            with contextlib.suppress(_Reached):
+                self.model(input_ids=token_ids.to(self.model.device), use_cache=False)
+        return kept
+
+    @property
+    def tokenizer(self):
+        """The tokenizer (of the ``tokenizers`` library), read on first use."""
+        if self._tokenizer is None:
+            self._tokenizer = _read_tokenizer(self._tokenizer_folder, self.name)
+        return self._tokenizer
+
+    def encode(self, text: str) -> Tensor:
+        """Token ids of a text, shape (tokens,), without special tokens and however long.
+
+        Notes
+        -----
+        Random models have no tokenizer of their own; they use MiniLM's (WordPiece, the 30,522 tokens of
+        bert-base-uncased). For ``bert-random`` it is the right one. For ``gpt2-random``, whose vocabulary has 50,257 tokens,
+        any numbering does: its embeddings are independent draws, so the law of what follows does not depend on which
+        embedding stands for which token.
+        """
+        if not isinstance(text, str):
+            raise TypeError(f"text: expected a string, got {type(text).__name__}")
+        return torch.tensor(self.tokenizer.encode(text, add_special_tokens=False).ids, dtype=torch.long)
+
+    def decode(self, token_ids: Tensor) -> str:
+        """The text of a vector of token ids."""
+        ids = self._check_ids(token_ids, positions=False)
+        if ids.shape[0] != 1:
+            raise ValueError(f"token_ids: expected one sequence, got shape {tuple(token_ids.shape)}")
+        return self.tokenizer.decode(ids[0].tolist(), skip_special_tokens=False)
+
+    def _check_layer(self, layer: int) -> int:
+        if isinstance(layer, bool) or not hasattr(layer, "__index__"):
+            raise TypeError(f"layer: expected a whole number, got {layer!r}")
+        if not 0 <= layer < self.n_layers:
+            raise IndexError(f"layer: expected 0 to {self.n_layers - 1} for {self.name}, got {layer}")
+        return int(layer)
+
+    def _check_ids(self, token_ids: Tensor, *, positions: bool = True) -> Tensor:
+        """Return the ids as (batch, n), or raise."""
+        if not isinstance(token_ids, Tensor):
+            raise TypeError(f"token_ids: expected a torch.Tensor, got {type(token_ids).__name__}")
+        if token_ids.is_floating_point() or token_ids.is_complex() or token_ids.dtype == torch.bool:
+            raise TypeError(f"token_ids: expected whole numbers, got {token_ids.dtype}")
+        if token_ids.ndim not in (1, 2) or token_ids.numel() == 0:
+            raise ValueError(f"token_ids: expected shape (batch, n) or (n,), not empty, got {tuple(token_ids.shape)}")
+        low, high = int(token_ids.min()), int(token_ids.max())
+        if low < 0 or high >= self.vocab_size:
+            raise ValueError(
+                f"token_ids: expected 0 to {self.vocab_size - 1} for {self.name}, got {low if low < 0 else high}"
+            )
+        if positions:
+            self.check_length(token_ids.shape[-1])
+        return token_ids.long().reshape(-1, token_ids.shape[-1])
+
+    def check_length(self, n: int) -> int:
+        """Return n if the model has that many positions, else raise ValueError."""
+        if check_count("n", n) > self.max_positions:
+            raise ValueError(f"n: expected at most {self.max_positions} tokens, the positions of {self.name}, got {n}")
+        return int(n)
+
+
+class _Reached(Exception):
+    """Raised inside the running model to leave it once everything asked for is there."""
+
+
+def load(name: str | os.PathLike, *, decoder: bool = False, seed: int | None = None,
+         dtype: torch.dtype = torch.float32) -> LanguageModel:
+    """Load a model by name, or from a folder that holds a saved checkpoint.
+
+    Parameters
+    ----------
+    name : str or path
+        One of the names of :func:`available` (weights are fetched on first use, see :func:`fetch`), or a folder with a
+        checkpoint of BERT, GPT-2 or Llama type.
+    decoder : bool
+        Make BERT a causal decoder (``is_decoder``), as in the paper's masked experiments.
+    seed : int, optional
+        For the random models only: which draw (0 if left out). The global random state is not touched.
+    dtype : torch.dtype
+        float32 or float64.
+
+    Returns
+    -------
+    LanguageModel
+
+    Raises
+    ------
+    ValueError
+        For an unknown name, an architecture that is not supported, an option that does not apply, or a wrong hash.
+    ConnectionError
+        If weights are to be fetched and cannot be.
+    ImportError
+        Without the extra ``lipcore[models]``.
+    """
+    _check_dtype(dtype)
+    folder = None if str(name) in SOURCES else _checkpoint_folder(name)
+    source = find_source(str(name)) if folder is None else None
+    drawn = source is not None and not source.files
+    if seed is not None and not drawn:
+        raise ValueError(f"seed: expected nothing, the weights of {name!s} are not random; got {seed}")
+    if drawn:
+        model = _draw(source.architecture, decoder=decoder, seed=0 if seed is None else seed)
+        tokenizer_folder = None
+    else:
+        tokenizer_folder = _dequantised(fetch(source.name), source) if source else folder
+        model = _read(tokenizer_folder, decoder=decoder)
+    return LanguageModel(model.to(dtype), name=str(name) if source else folder.name, tokenizer_folder=tokenizer_folder,
+                         sha256=source.sha256 if source else "")
+
+
+def _check_dtype(dtype: torch.dtype) -> None:
+    if dtype not in _DTYPES:
+        raise TypeError(f"dtype: expected torch.float32 or torch.float64, got {dtype}")
+
+
+def _checkpoint_folder(name: str | os.PathLike) -> Path:
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        find_source(str(name))  # raises, and lists the names
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"name: expected a folder with a config.json, {folder} has none")
+    return folder
+
+
+def _transformers():
+    try:
+        with quiet_import():
+            import transformers
+    except ImportError as error:
+        raise ImportError("lipcore.models needs transformers: pip install 'lipcore[models]'") from error
+    return transformers
+
+
+@contextlib.contextmanager
+def _quiet(transformers) -> Iterator[None]:
+    """Reading a checkpoint without progress bars or reports: what must be there is checked here."""
+    logging = transformers.utils.logging
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _options(model_type: str, config, *, decoder: bool) -> dict:
+    """Check the config, set the decoder, and return what the model's constructor takes beside it."""
+    ARCHITECTURES[model_type].refuse(config)
+    if decoder and model_type != "bert":
+        raise ValueError(f"decoder: expected a BERT model, {ARCHITECTURES[model_type].title} is a decoder already")
+    if model_type != "bert":
+        return {}
+    config.is_decoder = config.is_decoder or decoder
+    return {"add_pooling_layer": False}
+
+
+def _read(folder: Path, *, decoder: bool) -> nn.Module:
+    """The backbone saved in ``folder``, in float32."""
+    try:
+        model_type = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
+    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError) as error:
+        raise ValueError(f"name: expected a JSON object in {folder / 'config.json'}: {error}") from error
+    if model_type not in ARCHITECTURES:
+        raise ValueError(f"name: expected a checkpoint of type {', '.join(ARCHITECTURES)}, got {model_type!r} in {folder}")
+    transformers = _transformers()
+    with _quiet(transformers):
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        options = _options(model_type, config, decoder=decoder)
+        model, report = getattr(transformers, ARCHITECTURES[model_type].model_class).from_pretrained(
+            folder, config=config, dtype=torch.float32, attn_implementation="eager", local_files_only=True,
+            output_loading_info=True, **options,
+        )  # fmt: skip
+    if report["missing_keys"]:
+        raise ValueError(f"name: expected all weights in {folder}, missing {', '.join(sorted(report['missing_keys'])[:3])}")
+    return model
+
+
+def _draw(model_type: str, *, decoder: bool, seed: int) -> nn.Module:
+    """The architecture at the size of its default config (BERT-base, GPT-2 small), with random weights."""
+    transformers = _transformers()
+    model_class = getattr(transformers, ARCHITECTURES[model_type].model_class)
+    config = model_class.config_class()
+    options = _options(model_type, config, decoder=decoder)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(check_count("seed", seed, minimum=0))
+        model = model_class(config, **options)
+    model.set_attn_implementation("eager")
+    return model
+
+
+def _dequantised(folder: Path, source) -> Path:
+    """The folder itself, or, for 4-bit weights, one beside it with the same weights written out in float32.
+
+    Reading the 4-bit file takes ten times as long. The copy carries its own SHA-256, and is remade if that differs.
+    """
+    if not source.weights.endswith(".gguf"):
+        return folder
+    plain = cache_dir() / f"{source.name}-float32"
+    if _is_intact(plain):
+        return plain
+    transformers = _transformers()
+    for package in ("gguf", "accelerate"):
+        try:
+            __import__(package)
+        except ImportError as error:
+            raise ImportError(f"{source.name} needs {package}: pip install 'lipcore[models]'") from error
+    with _quiet(transformers), staged(plain) as staging:
+        options = {"gguf_file": source.weights, "local_files_only": True}
+        model = getattr(transformers, ARCHITECTURES[source.architecture].model_class).from_pretrained(
+            folder, dtype=torch.float32, **options
+        )
+        model.config.quantization_config = None
+        model.save_pretrained(staging)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
+        tokenizer.backend_tokenizer.save(str(staging / "tokenizer.json"))
+        (staging / "model.sha256").write_text(sha256_of(staging / "model.safetensors"), encoding="utf-8")
+    return plain
+
+
+def _is_intact(folder: Path) -> bool:
+    weights, digest = folder / "model.safetensors", folder / "model.sha256"
+    present = all(path.is_file() for path in (weights, digest, folder / "config.json", folder / "tokenizer.json"))
+    return present and sha256_of(weights) == digest.read_text(encoding="utf-8")
+
+
+def _read_tokenizer(folder: Path | None, name: str):
+    """The tokenizer saved in ``folder``, or MiniLM's where there is none to save (random models)."""
+    transformers = _transformers()
+    from tokenizers import Tokenizer
+
+    folder = fetch("minilm") if folder is None else folder
+    if (folder / "tokenizer.json").is_file():
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    else:
+        try:
+            with _quiet(transformers):
+                tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
+        except (OSError, ValueError, AttributeError, TypeError) as error:
+            raise ValueError(f"{name}: expected a tokenizer in {folder} to encode text with, found none") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer

