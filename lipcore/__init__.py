@@ -1,9 +1,15 @@
 """Local Lipschitz constants of attention: Jacobians, certified spectral norms, and the bounds of the theory."""
 
-from lipcore import bounds, jacobian, spectral
-from lipcore.attention import Attention, attention_map
-from lipcore.jacobian import AttentionJacobian, AutogradJacobian
-from lipcore.spectral import SpectralNorm, local_lipschitz, spectral_norm
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lipcore import bounds, jacobian, spectral
+    from lipcore.attention import Attention, attention_map
+    from lipcore.jacobian import AttentionJacobian, AutogradJacobian
+    from lipcore.spectral import SpectralNorm, local_lipschitz, spectral_norm
 
 __all__ = [
     "Attention",
@@ -18,3 +24,25 @@ __all__ = [
     "spectral_norm",
 ]
 __version__ = "0.1.0"
+
+_HOMES = {
+    "Attention": "attention", "attention_map": "attention", "AttentionJacobian": "jacobian",
+    "AutogradJacobian": "jacobian", "SpectralNorm": "spectral", "local_lipschitz": "spectral",
+    "spectral_norm": "spectral",
+}  # fmt: skip
+
+
+def __getattr__(name: str):
+    """Import on first use: the command line's help, and pages that only state claims, do not wait for PyTorch."""
+    if name in _HOMES:
+        value = getattr(importlib.import_module(f"lipcore.{_HOMES[name]}"), name)
+    elif name in __all__:
+        value = importlib.import_module(f"lipcore.{name}")
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

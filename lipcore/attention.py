@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from lipcore._checks import check_real_tensor, check_same_kind, check_square, check_tokens
+from lipcore._checks import check_number, check_real_tensor, check_same_kind, check_square, check_tokens
 
 
 def rotate(vectors: Tensor, angles: Tensor) -> Tensor:
@@ -89,8 +89,8 @@ class Attention:
         for name in ("query", "key", "value"):
             check_real_tensor(name, getattr(self, name), ndim=3)
         self._check_shapes()
-        if self.scale is None:
-            object.__setattr__(self, "scale", 1 / math.sqrt(self.query.shape[1]))
+        scale = 1 / math.sqrt(self.query.shape[1]) if self.scale is None else check_number("scale", self.scale)
+        object.__setattr__(self, "scale", scale)
         groups = self.query.shape[0] // self.key.shape[0]
         if groups > 1:  # shared keys and values are written out once a query head: the formulas then need no case
             for name in ("key", "value", "key_bias", "value_bias"):
@@ -129,6 +129,9 @@ class Attention:
 
     def _check_mask(self) -> None:
         mask, log_weights = self.mask, self.log_weights
+        for name, value in (("mask", mask), ("log_weights", log_weights)):
+            if value is not None and not isinstance(value, Tensor):
+                raise TypeError(f"{name}: expected a torch.Tensor, got {type(value).__name__}")
         if mask is not None and (mask.dtype != torch.bool or mask.ndim != 2 or mask.shape[0] != mask.shape[1]):
             raise ValueError(f"mask: expected a boolean (n, n) tensor, got {mask.dtype} of shape {tuple(mask.shape)}")
         if log_weights is not None:
@@ -214,11 +217,17 @@ class Attention:
         return replace(self, **picked, output=output, output_bias=None)
 
     def score_matrices(self) -> Tensor:
-        r""":math:`A_h = \lambda K_h^\top Q_h`, shape (heads, d, d). With rotary positions it holds at equal positions only."""
+        r""":math:`A_h = \lambda K_h^\top Q_h`, shape (heads, d, d).
+
+        With rotary positions the scores are those of A_h between equal positions only.
+        """
         return self.scale * self.key.mT @ self.query
 
     def score_offsets(self) -> Tensor:
-        r""":math:`c_h = \lambda K_h^\top b^q_h`, shape (heads, d): scores are :math:`(A_h x_i + c_h)\cdot x_j` up to a constant in j."""
+        r""":math:`c_h = \lambda K_h^\top b^q_h`, shape (heads, d).
+
+        Scores are :math:`(A_h x_i + c_h)\cdot x_j` up to a constant in j, which the softmax cancels.
+        """
         if self.query_bias is None:
             return self.query.new_zeros(self.heads, self.d)
         return self.scale * (self.key.mT @ self.query_bias[..., None])[..., 0]
@@ -237,7 +246,7 @@ class Attention:
         return positions[:, None] * self.rotary
 
     def project(self, X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries times λ, keys and values of every head: shapes (…, heads, n, k), (…, heads, n, k), (…, heads, n, p)."""
+        """Queries times λ, keys and values of every head: shapes (…, heads, n, k), the same, (…, heads, n, p)."""
         queries, keys, values = (
             _per_head(X, weight, bias)
             for weight, bias in (
@@ -335,7 +344,9 @@ def check_scores(queries: Tensor, keys: Tensor) -> None:
 
 
 def attention_map(X: Tensor, A: Tensor, V: Tensor, *, causal: bool = False) -> Tensor:
-    r"""Single-head self-attention :math:`f(X)_i = V \sum_j P_{ij} x_j`, :math:`P_{i\cdot} = \mathrm{softmax}_j((Ax_i)\cdot x_j)`.
+    r"""Single-head self-attention in the notation of the theory.
+
+    .. math:: f(X)_i = V \sum_j P_{ij} x_j, \qquad P_{i\cdot} = \mathrm{softmax}_j\big((Ax_i)\cdot x_j\big)
 
     Parameters
     ----------

@@ -10,13 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lipcore._checks import check_count, check_same_kind, check_tokens
+from lipcore._checks import check_same_kind, check_tokens
 from lipcore.attention import Attention, check_scores, rotate
 
-#: Attention weights are stored whole up to this many bytes, and worked out anew block by block beyond.
+#: Attention weights are stored up to this many bytes, and worked out anew tile by tile beyond.
 WEIGHTS_BYTES = 2**28
-#: Bytes of attention weights in one block of rows.
-BLOCK_BYTES = 2**24
+#: Bytes of one tile of attention weights: it should stay in a core's cache between the products that use it.
+TILE_BYTES = 2**20
+#: Rows of a tile at least, where n allows: thinner matrix products waste the machine.
+TILE_ROWS = 64
 
 
 class LinearOperator:
@@ -126,16 +128,16 @@ class AttentionJacobian(LinearOperator):
         + \underbrace{\textstyle\sum_j P_{ij} (x_j - m_i)\,(A x_i + c)\cdot h_j}_{\text{others' keys}} \Big).
 
     It is applied in the space of queries, keys and values: with :math:`S_{ij} = \dot q_i\cdot k_j + q_i\cdot\dot k_j`,
-    the last two terms are :math:`\sum_j P_{ij} S_{ij} (v_j - \bar v_i)`. The cost of a product is that of a few
-    matrix products of size n × n × k.
+    the last two terms are :math:`\sum_j P_{ij} S_{ij} (v_j - \bar v_i)`. P is visited in tiles (a few heads, some
+    rows): a product costs little more than its matrix products of size n × n × k.
 
     Parameters
     ----------
     attention : Attention
     X : Tensor, shape (…, n, d)
-    block : int, optional
-        Rows of P held at once. Left out, P is stored whole where it is small (``WEIGHTS_BYTES``) and worked out
-        anew in blocks of rows where it is not: memory is then linear in n.
+    store : bool, optional
+        Whether to keep P. Left out, P is kept where it is small (``WEIGHTS_BYTES``), else each tile is worked out
+        anew in every product: memory is then linear in n.
 
     Raises
     ------
@@ -151,79 +153,73 @@ class AttentionJacobian(LinearOperator):
     tensor([1., 1., 1.])
     """
 
-    def __init__(self, attention: Attention, X: Tensor, *, block: int | None = None) -> None:
+    def __init__(self, attention: Attention, X: Tensor, *, store: bool | None = None) -> None:
         self.attention = attention
         X = attention.check_input(X).detach()
-        n = X.shape[-2]
-        self.batch_shape, self.input_shape = tuple(X.shape[:-2]), (n, attention.d)
-        self.output_shape = (n, attention.output_dim)
+        self.batch_shape, self.input_shape = tuple(X.shape[:-2]), (X.shape[-2], attention.d)
+        self.output_shape = (X.shape[-2], attention.output_dim)
         self.dtype, self.device = X.dtype, X.device
-        self._queries, self._keys, self._values = attention.project(X)  # (…, heads, n, k | k | p)
-        check_scores(self._queries, self._keys)
-        self._angles = attention.angles(n)
+        self._angles = attention.angles(X.shape[-2])
         self._projection = torch.cat(  # (heads, 2k + p, d): the three projections as one product
             [attention.scale * attention.query, attention.key, attention.value], dim=1
         )
-        self._block = self._rows_at_once(block)
+        # a "row of heads" for each member of the batch and each head: (batch·heads, n, k | k | p)
+        self._q, self._k, self._v = (part.flatten(0, -3).contiguous() for part in attention.project(X))
+        check_scores(self._q, self._k)
         self._weights = None
-        if self._block >= n:
-            self._weights = attention.row_weights(self._queries, self._keys, slice(0, n))
-        self._means = torch.cat([P @ self._values[..., columns, :] for _, columns, P in self._row_blocks()], dim=-2)
+        if store or (store is None and len(self._q) * X.shape[-2] ** 2 * self.dtype.itemsize <= WEIGHTS_BYTES):
+            self._weights = attention.row_weights(self._q, self._k, slice(0, X.shape[-2]))
+        self._means = torch.empty_like(self._v)  # Σ_j P_ij v_j
+        for heads, rows, seen, P in self._tiles():
+            self._means[heads, rows] = P @ self._v[heads, seen]
 
-    def _rows_at_once(self, block: int | None) -> int:
-        n = self.input_shape[0]
-        if block is not None:
-            return check_count("block", block)
-        row_bytes = math.prod(self.batch_shape) * self.attention.heads * n * self.dtype.itemsize
-        return n if row_bytes * n <= WEIGHTS_BYTES else max(1, BLOCK_BYTES // row_bytes)
-
-    def _row_blocks(self) -> Iterator[tuple[slice, slice, Tensor]]:
-        """Yield (rows, columns, P[rows, columns]); the columns are all that these rows can see."""
-        n = self.input_shape[0]
-        if self._weights is not None:
-            yield slice(0, n), slice(0, n), self._weights
-            return
-        for start in range(0, n, self._block):
-            stop = min(start + self._block, n)
-            seen = stop if self.attention.causal else n
-            yield slice(start, stop), slice(0, seen), self.attention.row_weights(
-                self._queries, self._keys[..., :seen, :], slice(start, stop)
-            )
+    def _tiles(self) -> Iterator[tuple[slice, slice, slice, Tensor]]:
+        """Yield (heads, rows, seen, P[heads, rows, seen]); ``seen`` are all the keys that these rows can see."""
+        count, n = self._q.shape[:2]
+        rows_at_once = min(n, max(TILE_ROWS, TILE_BYTES // (n * self.dtype.itemsize)))
+        heads_at_once = max(1, TILE_BYTES // (rows_at_once * n * self.dtype.itemsize))
+        for head in range(0, count, heads_at_once):
+            heads = slice(head, head + heads_at_once)
+            for start in range(0, n, rows_at_once):
+                rows = slice(start, min(start + rows_at_once, n))
+                seen = slice(0, rows.stop if self.attention.causal else n)
+                if self._weights is not None:
+                    yield heads, rows, seen, self._weights[heads, rows, seen]
+                else:
+                    yield heads, rows, seen, self.attention.row_weights(self._q[heads], self._k[heads, seen], rows)
 
     def matvec(self, H: Tensor) -> Tensor:
         """D_X f[H], shape (…, n, output_dim)."""
         dq, dk, dv = self._tangents(self._check("H", H, self.input_shape))
-        q, k, v = self._queries, self._keys, self._values
-        rows_out = []
-        for rows, seen, P in self._row_blocks():
-            mixing = P @ dv[..., seen, :]
-            dP = dq[..., rows, :] @ k[..., seen, :].mT  # own query
-            dP += q[..., rows, :] @ dk[..., seen, :].mT  # others' keys
+        left, right = torch.cat([dq, self._q], dim=-1), torch.cat([self._k, dk], dim=-1)
+        out = torch.empty_like(self._v)
+        for heads, rows, seen, P in self._tiles():
+            dP = left[heads, rows] @ right[heads, seen].mT  # own query (q̇·k) and others' keys (q·k̇) in one product
             dP *= P
-            centred = dP @ v[..., seen, :] - dP.sum(-1, keepdim=True) * self._means[..., rows, :]
-            rows_out.append(mixing + centred)
-        return self.attention.join_heads(rows_out[0] if len(rows_out) == 1 else torch.cat(rows_out, dim=-2))
+            centring = dP.sum(-1, keepdim=True) * self._means[heads, rows]
+            mixing = P @ dv[heads, seen]
+            out[heads, rows] = mixing.baddbmm_(dP, self._v[heads, seen]).sub_(centring)
+        return self.attention.join_heads(out.unflatten(0, (*self.batch_shape, self.attention.heads)))
 
     def rmatvec(self, G: Tensor) -> Tensor:
         """(D_X f)ᵀ[G], shape (…, n, d): each term of :meth:`matvec` turned round."""
         g = self._split_heads(self._check("G", G, self.output_shape))
-        q, k, v = self._queries, self._keys, self._values
-        gm = (g * self._means).sum(-1, keepdim=True)
-        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        for rows, seen, P in self._row_blocks():
-            dv[..., seen, :] += P.mT @ g[..., rows, :]  # mixing
-            dS = g[..., rows, :] @ v[..., seen, :].mT
-            dS -= gm[..., rows, :]
+        centring = (g * self._means).sum(-1, keepdim=True)
+        dq, dk, dv = torch.empty_like(self._q), torch.zeros_like(self._k), torch.zeros_like(self._v)
+        for heads, rows, seen, P in self._tiles():
+            dv[heads, seen].baddbmm_(P.mT, g[heads, rows])  # mixing
+            dS = g[heads, rows] @ self._v[heads, seen].mT
+            dS -= centring[heads, rows]
             dS *= P
-            dq[..., rows, :] = dS @ k[..., seen, :]  # own query
-            dk[..., seen, :] += dS.mT @ q[..., rows, :]  # others' keys
+            dq[heads, rows] = dS @ self._k[heads, seen]  # own query
+            dk[heads, seen].baddbmm_(dS.mT, self._q[heads, rows])  # others' keys
         return self._pull_back(dq, dk, dv)
 
     def _tangents(self, H: Tensor) -> tuple[Tensor, ...]:
         """Tangents of queries, keys and values along H."""
-        k, p = self._queries.shape[-1], self._values.shape[-1]
+        k, p = self._q.shape[-1], self._v.shape[-1]
         moved = (H @ self._projection.flatten(0, 1).mT).unflatten(-1, (-1, 2 * k + p)).transpose(-3, -2)
-        dq, dk, dv = moved.split([k, k, p], dim=-1)
+        dq, dk, dv = moved.flatten(0, -3).split([k, k, p], dim=-1)
         if self._angles is not None:
             dq, dk = rotate(dq, self._angles), rotate(dk, self._angles)
         return dq, dk, dv
@@ -232,14 +228,14 @@ class AttentionJacobian(LinearOperator):
         """Transpose of :meth:`_tangents`."""
         if self._angles is not None:
             dq, dk = rotate(dq, -self._angles), rotate(dk, -self._angles)
-        moved = torch.cat([dq, dk, dv], dim=-1).transpose(-3, -2).flatten(-2)
-        return moved @ self._projection.flatten(0, 1)
+        moved = torch.cat([dq, dk, dv], dim=-1).unflatten(0, (*self.batch_shape, self.attention.heads))
+        return moved.transpose(-3, -2).flatten(-2) @ self._projection.flatten(0, 1)
 
     def _split_heads(self, G: Tensor) -> Tensor:
-        """Transpose of :meth:`Attention.join_heads`: (…, n, output_dim) → (…, heads, n, p)."""
+        """Transpose of :meth:`Attention.join_heads`: (…, n, output_dim) → (batch·heads, n, p)."""
         if self.attention.output is not None:
             G = G @ self.attention.output
-        return G.unflatten(-1, (self.attention.heads, -1)).transpose(-3, -2)
+        return G.unflatten(-1, (self.attention.heads, -1)).transpose(-3, -2).flatten(0, -3)
 
 
 class AutogradJacobian(LinearOperator):

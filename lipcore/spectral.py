@@ -89,9 +89,9 @@ def spectral_norm(
 
     Raises
     ------
-    ValueError
-        For an unknown method, a tolerance or probability out of range, products that are not finite, or an
-        ``upper_bound`` below the value found.
+    ValueError, TypeError
+        For an unknown method, a tolerance or probability out of range, products that are not finite, an
+        ``upper_bound`` below the value found, or something that is no operator.
 
     Notes
     -----
@@ -110,6 +110,8 @@ def spectral_norm(
     """
     if isinstance(operator, Tensor):
         operator = MatrixOperator(operator)
+    if not isinstance(operator, LinearOperator):
+        raise TypeError(f"operator: expected a LinearOperator or a torch.Tensor, got {type(operator).__name__}")
     if method not in ("lanczos", "power"):
         raise ValueError(f"method: expected 'lanczos' or 'power', got {method!r}")
     tol = check_number("tol", tol, minimum=0, strict=True, maximum=1)
@@ -182,7 +184,7 @@ def _overlap_quantile(columns: int, failure: float) -> float:
 
 
 class _Products:
-    """The operator on flat vectors (*batch, N); the first product of each kind is checked to be finite."""
+    """The operator on flat vectors (*batch, N)."""
 
     def __init__(self, operator: LinearOperator) -> None:
         self.operator = operator
@@ -195,11 +197,37 @@ class _Products:
         return self.operator.rmatvec(u.unflatten(-1, self.operator.output_shape)).flatten(self._batch_ndim)
 
 
+class _Basis:
+    """Orthonormal vectors (*batch, k, N), in a buffer that grows by doubling."""
+
+    def __init__(self, first: Tensor) -> None:
+        self._buffer = first.new_empty(*first.shape[:-1], 16, first.shape[-1])
+        self.size = 0
+        self.append(first)
+
+    def append(self, vector: Tensor) -> None:
+        if self.size == self._buffer.shape[-2]:
+            self._buffer = torch.cat([self._buffer, torch.empty_like(self._buffer)], dim=-2)
+        self._buffer[..., self.size, :] = vector
+        self.size += 1
+
+    @property
+    def vectors(self) -> Tensor:
+        return self._buffer[..., : self.size, :]
+
+    def orthogonalise(self, vector: Tensor) -> Tensor:
+        """Remove the components along the basis; again where much was lost, since what is left is then inexact."""
+        before = vector.norm(dim=-1)
+        for _ in range(2):
+            vector = vector - (self.vectors.mT @ (self.vectors @ vector[..., None]))[..., 0]
+            if bool((vector.norm(dim=-1) >= before / 2).all()):
+                break
+        return vector
+
+
 def _norm(vector: Tensor) -> Tensor:
     """Euclidean norm over the last dimension, shape (*batch, 1), safe from overflow and underflow of the squares."""
     largest = vector.abs().amax(-1, keepdim=True)
-    if not bool(torch.isfinite(largest).all()):
-        raise ValueError("operator: expected finite products, got NaN or infinity")
     return largest * (vector / torch.where(largest > 0, largest, 1)).norm(dim=-1, keepdim=True)
 
 
@@ -208,35 +236,38 @@ def _unit(vector: Tensor, norm: Tensor) -> Tensor:
     return vector / torch.where(norm > 0, norm, 1)
 
 
-def _orthogonalise(vector: Tensor, basis: Tensor) -> Tensor:
-    """Remove the components along the rows of an orthonormal basis (*batch, k, N), twice: once loses digits."""
-    for _ in range(2):
-        vector = vector - (basis.mT @ (basis @ vector[..., None]))[..., 0]
-    return vector
-
-
 def _lanczos(operator: LinearOperator, start: Tensor, tol: float, max_iterations: int, overlap: float) -> SpectralNorm:
-    """Golub–Kahan–Lanczos: J V_k = U_k B_k, with B_k upper bidiagonal (diagonal α, superdiagonal β)."""
+    """Golub–Kahan–Lanczos: J V_k = U_k B_k, with B_k upper bidiagonal (diagonal α, superdiagonal β).
+
+    V alone is reorthogonalised: JᵀJ V_k = V_k B_kᵀB_k + … needs no more, and U follows from its recurrence.
+    """
     products, (rows, columns) = _Products(operator), operator.shape
     steps = min(max_iterations, rows + 1, columns)
-    V = start[..., None, :]  # (*batch, k, N)
-    U = start.new_zeros(*operator.batch_shape, 0, rows)
-    alphas = betas = start.new_zeros(*operator.batch_shape, 0, dtype=torch.float64)
-    iterations = torch.zeros(operator.batch_shape, dtype=torch.long, device=operator.device)
-    converged = torch.zeros(operator.batch_shape, dtype=torch.bool, device=operator.device)
+    V, u, beta = _Basis(start), 0.0, 0.0
+    coefficients = []  # (α_k, β_k) on the host: the one transfer of a step
+    iterations = torch.zeros(operator.batch_shape, dtype=torch.long)
+    converged = torch.zeros(operator.batch_shape, dtype=torch.bool)
     for k in range(1, steps + 1):
-        u = _orthogonalise(products.matvec(V[..., -1, :]), U)
+        v = V.vectors[..., -1, :]
+        u = products.matvec(v) - beta * u
         alpha = _norm(u)
-        U = torch.cat([U, _unit(u, alpha)[..., None, :]], dim=-2)
-        v = _orthogonalise(products.rmatvec(U[..., -1, :]), V)
-        beta = _norm(v)
-        alphas, betas = torch.cat([alphas, alpha.double()], -1), torch.cat([betas, beta.double()], -1)
+        u = _unit(u, alpha)
+        w = V.orthogonalise(products.rmatvec(u) - alpha * v)
+        beta = _norm(w)
+        coefficients.append(_finite(torch.cat([alpha, beta], dim=-1).double().cpu()))
+        alphas, betas = torch.stack(coefficients, dim=-1).unbind(-2)
         iterations = torch.where(converged, iterations, k)  # a member that has converged keeps what it had
         converged = converged | _has_converged(alphas, betas, tol, overlap)
         if bool(converged.all()) or k == steps:
             break
-        V = torch.cat([V, _unit(v, beta)[..., None, :]], dim=-2)
-    return _summary(operator, U, V, alphas, betas, iterations, converged, overlap)
+        V.append(_unit(w, beta))
+    return _summary(products, V.vectors, alphas, betas, iterations, converged, overlap)
+
+
+def _finite(numbers: Tensor) -> Tensor:
+    if not bool(torch.isfinite(numbers).all()):
+        raise ValueError("operator: expected finite products, got NaN or infinity")
+    return numbers
 
 
 def _bidiagonal(alphas: Tensor, betas: Tensor) -> Tensor:
@@ -262,29 +293,31 @@ def _has_converged(alphas: Tensor, betas: Tensor, tol: float, overlap: float) ->
     return (error <= tol * top) & ~hidden
 
 
-def _log_excess(sigma: Tensor, theta: Tensor, products: Tensor, overlap: float) -> Tensor:
-    r"""Logarithm of :math:`\prod_i(\sigma^2-\theta_i^2)` over :math:`\prod_j \alpha_j\beta_j / s`: above zero, σ is ruled out."""
+def _log_excess(sigma: Tensor, theta: Tensor, couplings: Tensor, overlap: float) -> Tensor:
+    r"""Logarithm of :math:`s\prod_i(\sigma^2-\theta_i^2) / \prod_j \alpha_j\beta_j`: above zero, σ is ruled out."""
     scale = torch.where(theta[..., :1] > 0, theta[..., :1], 1)
-    factors = ((sigma / scale).square() - (theta / scale).square()).log() - (products / scale.square()).log()
-    return torch.where(products.amin(-1) > 0, factors.sum(-1), math.inf) + math.log(overlap)
+    factors = ((sigma / scale).square() - (theta / scale).square()).log() - (couplings / scale.square()).log()
+    return torch.where(couplings.amin(-1) > 0, factors.sum(-1), math.inf) + math.log(overlap)
 
 
-def _summary(operator, U, V, alphas, betas, iterations, converged, overlap) -> SpectralNorm:
+def _summary(products, V, alphas, betas, iterations, converged, overlap) -> SpectralNorm:
     """Ritz triplet and certificate of each member, from the steps up to its own stop."""
     k = iterations[..., None]  # (*batch, 1)
-    step = torch.arange(1, alphas.shape[-1] + 1, device=alphas.device)
+    step = torch.arange(1, alphas.shape[-1] + 1)
     last_beta = betas.gather(-1, k - 1)[..., 0]
-    products = torch.where(step <= k, alphas * betas, 1)
+    couplings = torch.where(step <= k, alphas * betas, 1)
     alphas, betas = torch.where(step <= k, alphas, 0), torch.where(step < k, betas, 0)
     left, theta, right = torch.linalg.svd(_bidiagonal(alphas, betas))
-    value = theta[..., 0]
-    last_entry = left[..., 0].gather(-1, k - 1)[..., 0].abs()
+    residual = last_beta * left[..., 0].gather(-1, k - 1)[..., 0].abs()
     growth = torch.minimum(
-        _lanczos_growth(theta, products, step <= k, overlap), _chebyshev_growth(iterations, overlap)
+        _lanczos_growth(theta, couplings, step <= k, overlap), _chebyshev_growth(iterations, overlap)
     )
-    to_left, to_right = left[..., None, :, 0].to(U.dtype), right[..., :1, :].to(V.dtype)
-    return _result(operator, value, value * growth, last_beta * last_entry, iterations, converged,
-                   (to_left @ U)[..., 0, :], (to_right @ V)[..., 0, :])  # fmt: skip
+    v = (right[..., :1, :].to(V.device, V.dtype) @ V)[..., 0, :]
+    v = _unit(v, _norm(v))
+    image = products.matvec(v)  # one product more, and the value is a norm ‖Jv‖ that J does reach
+    value = _norm(image)
+    return _result(products.operator, value[..., 0], theta[..., 0] * growth, residual, iterations, converged,
+                   _unit(image, value), v)  # fmt: skip
 
 
 def _chebyshev_growth(iterations: Tensor, overlap: float) -> Tensor:
@@ -292,11 +325,14 @@ def _chebyshev_growth(iterations: Tensor, overlap: float) -> Tensor:
     return torch.cosh(math.acosh(1 / overlap) / (2 * iterations.double() - 1))
 
 
-def _lanczos_growth(theta: Tensor, products: Tensor, used: Tensor, overlap: float) -> Tensor:
-    r"""σ/θ_1 for the root σ > θ_1 of :math:`\prod_i(\sigma^2-\theta_i^2) = \prod_j \alpha_j\beta_j / s`, by bisection on log(σ²/θ_1²−1)."""
+def _lanczos_growth(theta: Tensor, couplings: Tensor, used: Tensor, overlap: float) -> Tensor:
+    r"""σ/θ_1 for the root σ > θ_1 of :math:`\prod_i(\sigma^2-\theta_i^2) = \prod_j \alpha_j\beta_j / s`.
+
+    By bisection on log(σ²/θ_1² − 1), in which the left-hand side increases.
+    """
     top = torch.where(theta[..., :1] > 0, theta[..., :1], 1)
     below = 1 - (theta / top).square()  # 1 − θ_i²/θ_1² ≥ 0
-    target = torch.where(used, (products / top.square()).log(), 0).sum(-1) - math.log(overlap)
+    target = torch.where(used, (couplings / top.square()).log(), 0).sum(-1) - math.log(overlap)
     low, high = torch.full_like(target, -80.0), (target / used.sum(-1)).clamp(min=-80.0) + 1e-9
     for _ in range(80):
         middle = (low + high) / 2
@@ -316,7 +352,7 @@ def _power(operator: LinearOperator, start: Tensor, tol: float, max_iterations: 
     frozen = None
     for k in range(1, max_iterations + 1):
         u = products.matvec(v)
-        new_value = _norm(u)
+        new_value = _finite(_norm(u))
         u = _unit(u, new_value)
         w = products.rmatvec(u)
         w_norm = _norm(w)
@@ -338,11 +374,12 @@ def _power(operator: LinearOperator, start: Tensor, tol: float, max_iterations: 
 
 def _result(operator, value, upper, residual, iterations, converged, left, right) -> SpectralNorm:
     """Gather the parts; ``upper`` gets an allowance for rounding, of a few units in the last place."""
-    rounding = 1 + 64 * torch.finfo(operator.dtype).eps
-    value = value.to(operator.dtype)
+    like = {"dtype": operator.dtype, "device": operator.device}
+    value = value.to(**like)
+    upper = torch.maximum(value, upper.to(**like)) * (1 + 64 * torch.finfo(operator.dtype).eps)
     return SpectralNorm(
-        value=value, lower=value, upper=torch.maximum(value, upper.to(operator.dtype)) * rounding,
-        probability=math.nan, residual=residual.to(operator.dtype), iterations=iterations, converged=converged,
+        value=value, lower=value, upper=upper, probability=math.nan, residual=residual.to(**like),
+        iterations=iterations.to(operator.device), converged=converged.to(operator.device),
         left=left.unflatten(-1, operator.output_shape), right=right.unflatten(-1, operator.input_shape),
     )  # fmt: skip
 

