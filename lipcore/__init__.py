@@ -26,10 +26,14 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Attention": "attention", "attention_map": "attention", "AttentionJacobian": "jacobian",
-    "AutogradJacobian": "jacobian", "SpectralNorm": "spectral", "local_lipschitz": "spectral",
+    "Attention": "attention",
+    "attention_map": "attention",
+    "AttentionJacobian": "jacobian",
+    "AutogradJacobian": "jacobian",
+    "SpectralNorm": "spectral",
+    "local_lipschitz": "spectral",
     "spectral_norm": "spectral",
-}  # fmt: skip
+}
 
 
 def __getattr__(name: str):

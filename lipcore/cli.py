@@ -90,8 +90,12 @@ def _print(text: str, stream) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="lipcore", description=lipcore.__doc__, epilog=_EPILOGUE,
-                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = _Parser(
+        prog="lipcore",
+        description=lipcore.__doc__,
+        epilog=_EPILOGUE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"lipcore {lipcore.__version__}")
     commands = parser.add_subparsers(required=True, metavar="{measure,models,fetch}")
     _add_measure(commands)
@@ -105,10 +109,19 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_measure(commands) -> None:
-    measure = commands.add_parser("measure", help="measure one attention layer", description=_MEASURE,
-                                  epilog=_MEASURE_NOTES, formatter_class=argparse.RawDescriptionHelpFormatter)
+    measure = commands.add_parser(
+        "measure",
+        help="measure one attention layer",
+        description=_MEASURE,
+        epilog=_MEASURE_NOTES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add = measure.add_argument
-    add("--model", default="minilm", help="a name of 'lipcore models', or a folder with a checkpoint (default: minilm)")
+    add(
+        "--model",
+        default="minilm",
+        help="a name of 'lipcore models', or a folder with a checkpoint (default: minilm)",
+    )
     add("--layer", type=int, required=True, help="layer, from 0")
     add("--n", type=int, default=64, help="tokens in a sequence (default: 64)")
     add("--head", type=int, help="one head of the layer, with its part of the output projection; from 0")
@@ -118,13 +131,17 @@ def _add_measure(commands) -> None:
     add("--tol", type=float, default=1e-4, help="relative tolerance of σ (default: 1e-4)")
     add("--seed", type=int, default=0, help="seed of Lanczos's start, and of random weights (default: 0)")
     add("--dtype", choices=("float32", "float64"), default="float32", help="precision (default: float32)")
-    add("--certificate", choices=("always", "probable"), default="probable",
-        help="what the upper end of the bracket is (default: probable)")  # fmt: skip
+    add(
+        "--certificate",
+        choices=("always", "probable"),
+        default="probable",
+        help="what the upper end of the bracket is (default: probable)",
+    )
     add("--json", action="store_true", help="print JSON")
     measure.set_defaults(run=_measure)
 
 
-# --- measure ----------------------------------------------------------------------------------------------------------
+# --- measure ------------------------------------------------------------------------------------------------
 
 
 def _measure(arguments: argparse.Namespace) -> str:
@@ -137,8 +154,13 @@ def _measure(arguments: argparse.Namespace) -> str:
     generator = torch.Generator().manual_seed(_check_seed(arguments.seed))
     model, attention, X = _prepare(arguments)
     local = local_upper(attention, X)
-    found = local_lipschitz(attention, X, tol=arguments.tol, generator=generator,
-                            upper_bound=local if arguments.certificate == "always" else None)  # fmt: skip
+    found = local_lipschitz(
+        attention,
+        X,
+        tol=arguments.tol,
+        generator=generator,
+        upper_bound=local if arguments.certificate == "always" else None,
+    )
     rows = [_row(attention, X, found, local, i) for i in range(len(X))]
     report = _describe(arguments, model, attention, found) | {"results": rows, "median": _medians(rows)}
     return json.dumps(_jsonable(report), indent=2, allow_nan=False) if arguments.json else _table(report)
@@ -166,7 +188,9 @@ def _prepare(arguments: argparse.Namespace):
     attention = model.attention(arguments.layer)
     if arguments.head is not None:
         if not 0 <= arguments.head < attention.heads:
-            raise ValueError(f"head: expected 0 to {attention.heads - 1} for {model.name}, got {arguments.head}")
+            raise ValueError(
+                f"head: expected 0 to {attention.heads - 1} for {model.name}, got {arguments.head}"
+            )
         attention = attention.head(arguments.head)
     ids = texts.sequences(model, text, n=arguments.n, count=arguments.count, start=arguments.start)
     return model, attention, model.hidden_states(arguments.layer, ids)
@@ -183,15 +207,25 @@ def _row(attention, X, found, local, i: int) -> dict:
     from lipcore.bounds import layer_upper
 
     n, radius, sigma = X.shape[-2], X[i].double().norm(dim=-1).max().item(), found.value[i].item()
-    logs = {form: layer_upper(attention, n=n, radius=radius, form=form, log=True) for form in ("unified", "general")}
+    logs = {
+        form: layer_upper(attention, n=n, radius=radius, form=form, log=True)
+        for form in ("unified", "general")
+    }
     logs = {"local": math.log(local[i].item()) if local[i] > 0 else -math.inf} | logs
     bounds = {form: _exp(value) for form, value in logs.items()}
     return {
-        "sequence": i, "sigma": sigma, "lower": found.lower[i].item(), "upper": found.upper[i].item(),
-        "residual": found.residual[i].item(), "iterations": int(found.iterations[i]),
-        "converged": bool(found.converged[i]), "radius": radius, "bounds": bounds, "log_bounds": logs,
+        "sequence": i,
+        "sigma": sigma,
+        "lower": found.lower[i].item(),
+        "upper": found.upper[i].item(),
+        "residual": found.residual[i].item(),
+        "iterations": int(found.iterations[i]),
+        "converged": bool(found.converged[i]),
+        "radius": radius,
+        "bounds": bounds,
+        "log_bounds": logs,
         "ratios": {form: value / sigma if sigma > 0 else math.inf for form, value in bounds.items()},
-    }  # fmt: skip
+    }
 
 
 def _exp(value: float) -> float:
@@ -202,8 +236,9 @@ def _medians(rows: list[dict]) -> dict:
     from statistics import median
 
     middle = {key: median(row[key] for row in rows) for key in ("sigma", "lower", "upper", "iterations")}
-    return middle | {key: {form: median(row[key][form] for row in rows) for form in BOUNDS}
-                     for key in ("bounds", "ratios")}  # fmt: skip
+    return middle | {
+        key: {form: median(row[key][form] for row in rows) for form in BOUNDS} for key in ("bounds", "ratios")
+    }
 
 
 def _describe(arguments: argparse.Namespace, model, attention, found) -> dict:
@@ -214,14 +249,28 @@ def _describe(arguments: argparse.Namespace, model, attention, found) -> dict:
     return {
         "versions": {"lipcore": lipcore.__version__, "python": platform.python_version()}
         | {name: version(name) for name in ("torch", "numpy", "scipy", "transformers")},
-        "model": {"name": model.name, "sha256": model.sha256, "architecture": model.architecture, "d": model.d,
-                  "causal": attention.causal},
-        "layer": arguments.layer, "head": arguments.head, "heads": attention.heads,
-        "text": arguments.text, "n": arguments.n, "count": arguments.count, "start": arguments.start,
-        "tol": arguments.tol, "dtype": arguments.dtype,
-        "seeds": {"start_vector": arguments.seed, "weights": arguments.seed if _is_random(arguments.model) else None},
+        "model": {
+            "name": model.name,
+            "sha256": model.sha256,
+            "architecture": model.architecture,
+            "d": model.d,
+            "causal": attention.causal,
+        },
+        "layer": arguments.layer,
+        "head": arguments.head,
+        "heads": attention.heads,
+        "text": arguments.text,
+        "n": arguments.n,
+        "count": arguments.count,
+        "start": arguments.start,
+        "tol": arguments.tol,
+        "dtype": arguments.dtype,
+        "seeds": {
+            "start_vector": arguments.seed,
+            "weights": arguments.seed if _is_random(arguments.model) else None,
+        },
         "certificate": {"kind": arguments.certificate, "probability": found.probability},
-    }  # fmt: skip
+    }
 
 
 def _jsonable(value):
@@ -245,17 +294,26 @@ def _table(report: dict) -> str:
     rows = [_cells(str(row["sequence"]), row) for row in report["results"]]
     rows.append(_cells("median", report["median"]))
     stopped = sum(not row["converged"] for row in report["results"])
-    return "\n".join([
-        f"{report['model']['name']} ({report['model']['architecture']}), {layer}; n = {report['n']}, "
-        f"{report['count']} sequences of {report['text']} from token {report['start']}; {report['dtype']}",
-        f"σ: local Lipschitz constant, to {report['tol']:g} relative; the bracket [lower, upper] holds {certainty}",
-        *([f"{stopped} sequences did not reach the tolerance"] if stopped else []), "",
-        *_aligned([titles, *rows]),
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"{report['model']['name']} ({report['model']['architecture']}), {layer}; n = {report['n']}, "
+            f"{report['count']} sequences of {report['text']} from token {report['start']}; {report['dtype']}",
+            f"σ: local Lipschitz constant, to {report['tol']:g} relative; the bracket [lower, upper] holds {certainty}",
+            *([f"{stopped} sequences did not reach the tolerance"] if stopped else []),
+            "",
+            *_aligned([titles, *rows]),
+        ]
+    )
 
 
 def _cells(name: str, row: dict) -> list[str]:
-    cells = [name, f"{row['sigma']:.6g}", f"{row['lower']:.6g}", f"{row['upper']:.6g}", f"{row['iterations']:g}"]
+    cells = [
+        name,
+        f"{row['sigma']:.6g}",
+        f"{row['lower']:.6g}",
+        f"{row['upper']:.6g}",
+        f"{row['iterations']:g}",
+    ]
     for form in BOUNDS:
         cells += [f"{row['bounds'][form]:.4g}", f"{row['ratios'][form]:.3g}"]
     return cells
@@ -266,7 +324,7 @@ def _aligned(rows: list[list[str]]) -> list[str]:
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
 
 
-# --- models and fetch -------------------------------------------------------------------------------------------------
+# --- models and fetch ---------------------------------------------------------------------------------------
 
 
 def _models(arguments: argparse.Namespace) -> str:
@@ -278,7 +336,15 @@ def _models(arguments: argparse.Namespace) -> str:
     cached = {True: "yes", False: "no", None: "-"}
     titles = ["name", "layers", "d", "heads", "cached", "from", "what"]
     cells = [titles] + [
-        [row["name"], str(row["layers"]), str(row["d"]), str(row["heads"]), cached[row["cached"]], row["source"], row["what"]]
+        [
+            row["name"],
+            str(row["layers"]),
+            str(row["d"]),
+            str(row["heads"]),
+            cached[row["cached"]],
+            row["source"],
+            row["what"],
+        ]
         for row in rows
     ]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

@@ -39,7 +39,7 @@ class LargeRadius:
 
     @property
     def most_attended(self) -> Tensor:
-        r"""Largest column sum of :math:`P^\infty`, shape (…): without ties, how many queries share one key."""
+        r"""Largest column sum of :math:`P^\infty`, shape (…): without ties, how many queries share a key."""
         return self.weights.sum(-2).amax(-1)
 
     def at(self, t: float) -> Tensor:

@@ -21,7 +21,7 @@ try:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 except ImportError as error:  # the package itself does without
-    raise ImportError("lipcore.plotting needs matplotlib: pip install 'lipcore[book]'") from error
+    raise ImportError("lipcore.plotting needs matplotlib: pip install 'lipcore[plotting]'") from error
 
 #: Colour of each role, from the palettes of Okabe & Ito (2008) and Tol (2021).
 COLOURS = {
@@ -60,9 +60,17 @@ LABELS = {
     "certificate": "certificate",
 }
 
-_DASHES = {"general": (0, (6, 2)), "unified": "-", "local": (0, (4, 1.5, 1, 1.5)), "mean_field": (0, (1, 1.5)),
-           "mean_field_paper": (0, (1, 3)), "masked": (0, (9, 2, 2, 2)), "lower": (0, (3, 2)),
-           "certificate": (0, (2, 2)), "reference": (0, (2, 2))}  # fmt: skip
+_DASHES = {
+    "general": (0, (6, 2)),
+    "unified": "-",
+    "local": (0, (4, 1.5, 1, 1.5)),
+    "mean_field": (0, (1, 1.5)),
+    "mean_field_paper": (0, (1, 3)),
+    "masked": (0, (9, 2, 2, 2)),
+    "lower": (0, (3, 2)),
+    "certificate": (0, (2, 2)),
+    "reference": (0, (2, 2)),
+}
 
 #: Share of the values that a band leaves out on either side.
 SPREAD = 0.1
@@ -106,7 +114,7 @@ _RC = {
     "legend.edgecolor": "none",
     "image.cmap": "cividis",
     "image.interpolation": "nearest",
-}  # fmt: skip
+}
 
 
 def use_style() -> None:
@@ -167,7 +175,9 @@ def figure(rows: int = 1, columns: int = 1, *, width: float = 7.2, height: float
 def save(fig: Figure, path: str | Path) -> Path:
     """Write a figure so that the same code gives the same bytes; returns the path."""
     path = Path(path)
-    metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None} if path.suffix == ".png" else None
+    metadata = (
+        {"Date": None} if path.suffix == ".svg" else {"Software": None} if path.suffix == ".png" else None
+    )
     with style():
         fig.savefig(path, metadata=metadata)
     return path
@@ -232,9 +242,16 @@ def growth(
 
 
 def bound_versus_truth(
-    ax: Axes, x: Sequence[float], truth: Sequence, bounds: Mapping[str, Sequence], *,
-    truth_label: str = LABELS["truth"], xscale: str = "log", labels: Mapping[str, str] | None = None, legend: bool = True,
-) -> None:  # fmt: skip
+    ax: Axes,
+    x: Sequence[float],
+    truth: Sequence,
+    bounds: Mapping[str, Sequence],
+    *,
+    truth_label: str = LABELS["truth"],
+    xscale: str = "log",
+    labels: Mapping[str, str] | None = None,
+    legend: bool = True,
+) -> None:
     """Draw a measured quantity and its bounds, on a logarithmic vertical axis.
 
     Parameters
@@ -266,7 +283,9 @@ def bound_versus_truth(
     for role, values in bounds.items():
         colour = COLOURS[role] if role in COLOURS else next(free)
         _median_line(ax, x, values, color=colour, ls=_DASHES.get(role, "-"), label=names.get(role, role))
-    _median_line(ax, x, truth, color=COLOURS["truth"], marker="o", mec="white", mew=0.8, ms=7, label=truth_label)
+    _median_line(
+        ax, x, truth, color=COLOURS["truth"], marker="o", mec="white", mew=0.8, ms=7, label=truth_label
+    )
     ax.set(xscale=xscale, yscale="log")
     if xscale == "log":
         length_ticks(ax, x)
@@ -276,9 +295,14 @@ def bound_versus_truth(
 
 
 def attention_heatmap(
-    ax: Axes, P, *, labels: Sequence[str] | None = None, title: str | None = None, colourbar: bool = True,
+    ax: Axes,
+    P,
+    *,
+    labels: Sequence[str] | None = None,
+    title: str | None = None,
+    colourbar: bool = True,
     largest: float | None = None,
-):  # fmt: skip
+):
     """Draw attention weights: a row a query, a column a key, darker where the weight is larger.
 
     Parameters
@@ -304,7 +328,9 @@ def attention_heatmap(
     ax.set(xlabel="key $j$", ylabel="query $i$", title=title or "")
     for axis, size in ((ax.xaxis, P.shape[1]), (ax.yaxis, P.shape[0])):
         step = 1 if labels is not None else max(1, 2 ** math.ceil(math.log2(size / 8)))
-        axis.set_ticks(range(1, size + 1) if labels is not None else [1, *range(step if step > 1 else 2, size + 1, step)])
+        axis.set_ticks(
+            range(1, size + 1) if labels is not None else [1, *range(step if step > 1 else 2, size + 1, step)]
+        )
     if labels is not None:
         ax.set_xticklabels(labels[: P.shape[1]], rotation=90)
         ax.set_yticklabels(labels[: P.shape[0]])
@@ -314,9 +340,16 @@ def attention_heatmap(
 
 
 def plane_tokens(
-    ax: Axes, X, perturbation=None, *, radius: float | None = None, labels: Sequence[str] | None = None,
-    colour: str = "first", label: str | None = None, scale: float | None = None,
-) -> None:  # fmt: skip
+    ax: Axes,
+    X,
+    perturbation=None,
+    *,
+    radius: float | None = None,
+    labels: Sequence[str] | None = None,
+    colour: str = "first",
+    label: str | None = None,
+    scale: float | None = None,
+) -> None:
     """Draw tokens of the plane, with an arrow for the perturbation of each, and the ball that holds them.
 
     Parameters
@@ -338,35 +371,69 @@ def plane_tokens(
     X, colour = _array(X), COLOURS.get(colour, colour)
     reach = max(np.abs(X).max(), radius or 0) or 1.0
     if radius is not None:
-        ax.add_patch(plt.Circle((0, 0), radius, fill=False, ec=COLOURS["reference"], ls=_DASHES["reference"], lw=1.2))
+        ax.add_patch(
+            plt.Circle((0, 0), radius, fill=False, ec=COLOURS["reference"], ls=_DASHES["reference"], lw=1.2)
+        )
     if perturbation is not None:
         H = _array(perturbation)
         scale = scale if scale is not None else 0.5 * reach / (np.linalg.norm(H, axis=1).max() or 1.0)
-        ax.quiver(*X.T, *(scale * H).T, angles="xy", scale_units="xy", scale=1, color=colour, alpha=0.65,
-                  width=0.008, zorder=3)
+        ax.quiver(
+            *X.T,
+            *(scale * H).T,
+            angles="xy",
+            scale_units="xy",
+            scale=1,
+            color=colour,
+            alpha=0.65,
+            width=0.008,
+            zorder=3,
+        )
         reach = max(reach, np.abs(X + scale * H).max())
     ax.scatter(*X.T, s=55, color=colour, edgecolor="white", linewidth=0.8, zorder=4, label=label)
     away = -np.sign(H) if perturbation is not None else np.ones_like(X)  # names keep clear of the arrows
     for name, point, (right, up) in zip(labels or [], X, away, strict=False):
-        ax.annotate(name, point, xytext=(9 * right, 9 * up), textcoords="offset points", ha="center", va="center",
-                    zorder=5)
+        ax.annotate(
+            name,
+            point,
+            xytext=(9 * right, 9 * up),
+            textcoords="offset points",
+            ha="center",
+            va="center",
+            zorder=5,
+        )
     old = max(map(abs, (*ax.get_xlim(), *ax.get_ylim()))) if ax.get_autoscale_on() is False else 0
     limit = max(1.12 * reach, old)
     ax.set(xlim=(-limit, limit), ylim=(-limit, limit), aspect="equal")
 
 
-def reference_slope(ax: Axes, n: Sequence[float], exponent: float, *, start: float, label: str | None = None) -> None:
+def reference_slope(
+    ax: Axes, n: Sequence[float], exponent: float, *, start: float, label: str | None = None
+) -> None:
     """Draw the power law of the given exponent that passes through ``start`` at the first length, dashed and grey."""
     lengths = np.asarray(n, dtype=float)
-    ax.plot(lengths, start * (lengths / lengths[0]) ** exponent, color=COLOURS["reference"], ls=_DASHES["reference"],
-            lw=1.4, label=f"$n^{{\\,{exponent:g}}}$" if label is None else label, zorder=1)
+    ax.plot(
+        lengths,
+        start * (lengths / lengths[0]) ** exponent,
+        color=COLOURS["reference"],
+        ls=_DASHES["reference"],
+        lw=1.4,
+        label=f"$n^{{\\,{exponent:g}}}$" if label is None else label,
+        zorder=1,
+    )
 
 
 def legend_above(ax: Axes, *, columns: int | None = None, **options) -> None:
     """Legend above the axes, where it hides nothing; two columns where the panel is wide enough."""
     wide = ax.get_position().width * ax.figure.get_figwidth() > 4.5
-    ax.legend(loc="lower left", bbox_to_anchor=(0, 1.01), borderaxespad=0, ncols=columns or (2 if wide else 1),
-              columnspacing=1.5, handlelength=2.4, **options)  # fmt: skip
+    ax.legend(
+        loc="lower left",
+        bbox_to_anchor=(0, 1.01),
+        borderaxespad=0,
+        ncols=columns or (2 if wide else 1),
+        columnspacing=1.5,
+        handlelength=2.4,
+        **options,
+    )
 
 
 def shared_legend(fig: Figure, *, columns: int = 3) -> None:
@@ -418,7 +485,8 @@ def _samples(n: Sequence[float], values: Sequence) -> tuple[np.ndarray, list[np.
 def _median_line(ax: Axes, x: Sequence[float], values: Sequence, **options) -> None:
     """Median line of the values at each x, with a band where there is a spread; infinite values are left out."""
     x, samples = _samples(x, values)
-    low, middle, high = (np.array([np.quantile(sample, q) for sample in samples]) for q in (SPREAD, 0.5, 1 - SPREAD))
+    with np.errstate(invalid="ignore"):  # between two infinities
+        low, middle, high = np.array([np.quantile(sample, [SPREAD, 0.5, 1 - SPREAD]) for sample in samples]).T
     middle = np.where(np.isfinite(middle), middle, np.nan)
     ax.plot(x, middle, **options)
     if (high > low).any():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from lipcore._checks import check_count, check_number
 
@@ -73,3 +73,20 @@ def log_column_sum(n: int, log_a: float) -> float:
     log_complement = log_(-math.expm1(-2 * a))  # log(1 − 1/κ)
     # 1/(1/κ + (1 − 1/κ)/n): no difference of large logarithms
     return min(max(0.0, -log_add(-2 * a, log_complement - math.log(n))), math.log(n))
+
+
+def smallest(function: Callable[[float], float], low: float, high: float) -> float:
+    """Least value seen of a function with one valley in [low, high], by golden section: always a value of the function."""
+    ratio = (math.sqrt(5) - 1) / 2
+    left, right = high - ratio * (high - low), low + ratio * (high - low)
+    at_left, at_right = function(left), function(right)
+    for _ in range(40):  # where the valley is smooth, its floor is then known to rounding
+        if at_left <= at_right:
+            high, right, at_right = right, left, at_left
+            left = high - ratio * (high - low)
+            at_left = function(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + ratio * (high - low)
+            at_right = function(right)
+    return min(at_left, at_right)

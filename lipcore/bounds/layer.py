@@ -50,7 +50,7 @@ def layer_upper(attention: Attention, *, n: int, radius: float, form: str = "uni
     if form not in ("unified", "general"):
         raise ValueError(f"form: expected 'unified' or 'general', got {form!r}")
     per_head = _head_form(attention, form)
-    factors = [per_head(n=n, radius=1.0, norm_a=a, norm_v=1.0, log=True)
+    factors = [per_head(n=n, radius=1.0, norm_a=a, norm_v=1.0, log=True) if math.isfinite(a) else math.inf
                for a in score_reach(attention, radius=radius).tolist()]  # fmt: skip
 
     def heads(matrices: Tensor) -> list[float]:

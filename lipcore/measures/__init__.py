@@ -1,0 +1,33 @@
+r"""Attention on measures: mean-field maps, optimal transport, local constants, mass splitting.
+
+A sequence of tokens is a measure :math:`\mu = \sum_i w_i \delta_{x_i}`; attention pushes it forward through
+a map that depends on it, :math:`F(\mu) = (\Gamma_\mu)_\sharp \mu`. A weight stands for any number of copies.
+"""
+
+from lipcore.measures.discrete import DiscreteMeasure, TimedMeasure
+from lipcore.measures.local import local_constant, local_constants, splitting_gain, splitting_gains
+from lipcore.measures.mean_field import (
+    gamma_derivative,
+    gamma_map,
+    masked_mean_field_attention,
+    mean_field_attention,
+)
+from lipcore.measures.transport import conditional_wasserstein, transport_plan, wasserstein
+from lipcore.measures.two_dirac import TwoDirac
+
+__all__ = [
+    "DiscreteMeasure",
+    "TimedMeasure",
+    "TwoDirac",
+    "conditional_wasserstein",
+    "gamma_derivative",
+    "gamma_map",
+    "local_constant",
+    "local_constants",
+    "masked_mean_field_attention",
+    "mean_field_attention",
+    "splitting_gain",
+    "splitting_gains",
+    "transport_plan",
+    "wasserstein",
+]

@@ -1,0 +1,228 @@
+r"""Attention on measures, :math:`F(\mu) = (\Gamma_\mu)_\sharp\mu`, masked or not, and the map Γ itself."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from lipcore._checks import check_real_tensor, check_same_kind, check_square, check_tokens
+from lipcore.attention import Attention, check_scores
+from lipcore.measures.discrete import DiscreteMeasure, Measure, TimedMeasure, check_times
+
+
+def mean_field_attention(mu: DiscreteMeasure, A: Tensor, V: Tensor) -> DiscreteMeasure:
+    r"""Attention on measures, :math:`F(\mu) = (\Gamma_\mu)_\sharp\mu` (Castin, Ablin & Peyré 2024; §0).
+
+    .. math:: \Gamma_\mu(x) = V\, \frac{\int e^{(Ax)\cdot y}\, y\, d\mu(y)}{\int e^{(Ax)\cdot y}\, d\mu(y)}
+
+    Parameters
+    ----------
+    mu : DiscreteMeasure
+        n points in dimension d.
+    A : Tensor, shape (d, d)
+    V : Tensor, shape (q, d)
+
+    Returns
+    -------
+    DiscreteMeasure
+        The n images, in the order of the points, with the same weights.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If A and V do not fit the measure, or mu is no :class:`DiscreteMeasure`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> mu = DiscreteMeasure(torch.tensor([[0.0], [4.0]]), torch.tensor([0.25, 0.75]))
+    >>> image = mean_field_attention(mu, torch.zeros(1, 1), torch.ones(1, 1))
+    >>> image.points.flatten().round(decimals=4)  # no score: every point moves to the mean
+    tensor([3., 3.])
+    """
+    if not isinstance(mu, DiscreteMeasure):
+        raise TypeError(f"mu: expected a DiscreteMeasure, got {type(mu).__name__}")
+    return DiscreteMeasure(attention_over(mu, A, V)(mu.points), mu.weights)
+
+
+def masked_mean_field_attention(mu: TimedMeasure, A: Tensor, V: Tensor) -> TimedMeasure:
+    r"""Masked attention on measures: a token at time s sees the tokens at times τ ≤ s (theory §7).
+
+    .. math:: F^m(\mu) = \big((s,x)\mapsto(s,\Gamma_\mu(s,x))\big)_\sharp\mu, \qquad \Gamma_\mu(s,x) =
+        V\, \frac{\int_{\tau\le s} e^{(Ax)\cdot y}\, y\, d\mu(\tau,y)}
+        {\int_{\tau\le s} e^{(Ax)\cdot y}\, d\mu(\tau,y)}
+
+    Parameters
+    ----------
+    mu : TimedMeasure
+        n tokens in dimension d. With distinct times and equal weights this is causal attention on a sequence.
+    A : Tensor, shape (d, d)
+    V : Tensor, shape (q, d)
+
+    Returns
+    -------
+    TimedMeasure
+        The n images at the same times, with the same weights.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If A and V do not fit, mu is no :class:`TimedMeasure`, or a token of weight zero precedes all mass,
+        where Γ is not defined (``mu.support()`` leaves it out).
+
+    Examples
+    --------
+    >>> import torch
+    >>> mu = TimedMeasure(torch.tensor([0.0, 1.0]), torch.tensor([[0.0], [4.0]]), torch.tensor([0.25, 0.75]))
+    >>> image = masked_mean_field_attention(mu, torch.zeros(1, 1), torch.ones(1, 1))
+    >>> image.points.flatten().round(decimals=4)
+    tensor([0., 3.])
+    """
+    if not isinstance(mu, TimedMeasure):
+        raise TypeError(f"mu: expected a TimedMeasure, got {type(mu).__name__}")
+    _refuse_times_before_mass("mu.times", mu, mu.times)
+    return TimedMeasure(mu.times, attention_over(mu, A, V)(mu.points), mu.weights)
+
+
+def attention_over(mu: Measure, A: Tensor, V: Tensor) -> Attention:
+    """Attention over the atoms of mu: weights in the softmax, a mask from the times."""
+    check_matrices(mu.points, A, V)
+    mask = sees(mu.times, mu.times) if isinstance(mu, TimedMeasure) else None
+    return Attention.from_matrices(A, V, log_weights=mu.weights.log(), mask=mask)
+
+
+def check_matrices(points: Tensor, A: Tensor, V: Tensor) -> None:
+    """Refuse matrices that do not act on the points."""
+    check_square("A", A)
+    check_real_tensor("V", V, ndim=2)
+    check_same_kind("A", A, points, "the measure")
+    check_same_kind("V", V, points, "the measure")
+    d = points.shape[-1]
+    if A.shape[0] != d:
+        raise ValueError(f"A: expected shape {(d, d)} as the measure has dimension {d}, got {tuple(A.shape)}")
+    if V.shape[1] != d or V.shape[0] == 0:
+        raise ValueError(
+            f"V: expected {d} columns as the measure has dimension {d}, got shape {tuple(V.shape)}"
+        )
+
+
+def sees(query_times: Tensor, key_times: Tensor) -> Tensor:
+    """Whether a query at time s sees a key at time τ ≤ s: (…, m), (…, n) → (…, m, n)."""
+    return key_times[..., None, :] <= query_times[..., :, None]
+
+
+def _refuse_times_before_mass(name: str, mu: TimedMeasure, times: Tensor) -> None:
+    start = mu.times[mu.weights > 0].min()
+    if bool((times < start).any()):
+        raise ValueError(f"{name}: expected times from {start.item():g} on, where mu has its first mass, "
+                         f"got {times.min().item():g}: Γ is not defined there")  # fmt: skip
+
+
+def gamma_map(mu: Measure, x: Tensor, A: Tensor, V: Tensor, *, times: Tensor | None = None) -> Tensor:
+    r""":math:`\Gamma_\mu(x)` at any points x, in the support of μ or not; :math:`\Gamma_\mu(s,x)` with times.
+
+    Parameters
+    ----------
+    mu : DiscreteMeasure or TimedMeasure
+    x : Tensor, shape (m, d)
+    A : Tensor, shape (d, d)
+    V : Tensor, shape (q, d)
+    times : Tensor, shape (m,)
+        The times s in [0, 1], for a timed measure (only).
+
+    Returns
+    -------
+    Tensor, shape (m, q)
+        Differentiable in x.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If shapes do not fit, times are missing or out of place, or a time precedes all mass.
+
+    Examples
+    --------
+    >>> import torch
+    >>> mu = DiscreteMeasure(torch.tensor([[-1.0], [1.0]]))
+    >>> image = gamma_map(mu, torch.tensor([[0.0], [1.0]]), torch.eye(1), torch.eye(1))
+    >>> image.flatten().round(decimals=4)  # tanh
+    tensor([0.0000, 0.7616])
+    """
+    P = _rows(mu, x, A, V, times)
+    return P @ (mu.points @ V.mT)
+
+
+def gamma_derivative(mu: Measure, x: Tensor, A: Tensor, V: Tensor, *, times: Tensor | None = None) -> Tensor:
+    r""":math:`\nabla\Gamma_\mu(x) = V\,C\,A`, with C the covariance of μ tilted by :math:`e^{(Ax)\cdot y}`.
+
+    At an atom it is what a copy of that atom feels when it moves alone (theory §9).
+
+    Parameters
+    ----------
+    mu, x, A, V, times
+        As in :func:`gamma_map`.
+
+    Returns
+    -------
+    Tensor, shape (m, q, d)
+
+    Raises
+    ------
+    ValueError, TypeError
+        As :func:`gamma_map`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> mu = DiscreteMeasure(torch.tensor([[-1.0], [1.0]]))
+    >>> gamma_derivative(mu, torch.zeros(1, 1), torch.eye(1), torch.eye(1))
+    tensor([[[1.]]])
+    """
+    P = _rows(mu, x, A, V, times)
+    own, _ = own_query(P, mu.points, A, V)
+    return own
+
+
+def _rows(mu: Measure, x: Tensor, A: Tensor, V: Tensor, times: Tensor | None) -> Tensor:
+    """Rows of the softmax of queries x against the atoms of mu: (m, n)."""
+    check_matrices(mu.points, A, V)
+    check_tokens(check_real_tensor("x", x, ndim=2), mu.dim, "x")
+    check_same_kind("x", x, mu.points, "the measure")
+    timed = isinstance(mu, TimedMeasure)
+    if timed != (times is not None):
+        raise ValueError(
+            "times: expected " + ("one for each row of x, got None" if timed else "None: mu has no times")
+        )
+    visible = None
+    if timed:
+        _refuse_times_before_mass("times", mu, check_times("times", times, x))
+        visible = sees(times, mu.times)
+    log_weights = mu.weights.log()
+    return (log_density(x, mu.points, log_weights, A, visible) + log_weights).exp()
+
+
+def log_density(x: Tensor, y: Tensor, log_weights: Tensor, A: Tensor, visible: Tensor | None) -> Tensor:
+    r"""Logarithm of G, :math:`P_{ij} = w_j G_{ij}`: the softmax as a density, finite where a weight vanishes.
+
+    Shapes: x (…, m, d), y (…, n, d), log_weights (…, n), visible (…, m, n) → (…, m, n). Rows that see no
+    mass are −∞ or numbers without meaning, never NaN.
+    """
+    queries = x @ A.mT
+    check_scores(queries, y)
+    scores = queries @ y.mT
+    if visible is not None:
+        scores = scores.masked_fill(~visible, -math.inf)
+    weighted = scores + log_weights[..., None, :]
+    top = weighted.amax(-1, keepdim=True)
+    top = torch.where(top > -math.inf, top, 0)
+    total = (weighted - top).exp().sum(-1, keepdim=True)
+    return (scores - top) - torch.where(total > 0, total, 1).log()
+
+
+def own_query(P: Tensor, y: Tensor, A: Tensor, V: Tensor) -> tuple[Tensor, Tensor]:
+    r""":math:`V C_i A`, (…, m, q, d), and :math:`V(y_j - m_i)`, (…, m, n, q), for rows P, (…, m, n)."""
+    centred = y[..., None, :, :] - (P @ y)[..., :, None, :]  # (…, m, n, d)
+    values = centred @ V.mT
+    return (P[..., None] * values).mT @ (centred @ A), values
