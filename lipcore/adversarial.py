@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from tqdm.auto import trange
+from tqdm import trange
 
 from lipcore._checks import check_count, check_number, check_real_tensor, check_square
 from lipcore.attention import Attention
@@ -66,7 +66,9 @@ def worst_case_inputs(A: Tensor, n: int, radius: float, *, causal: bool = False)
     if not bool(torch.isfinite(scores).all()):
         raise ValueError(f"radius: expected scores within float64's range, got {radius:g}")
     first, others = _shortened(*_candidate_pairs(scores))  # (candidates, d), in units of the radius
-    copies = torch.ones(1, dtype=torch.long) if causal or n < 3 else torch.logspace(0, math.log10(n - 1), 24).long().unique()
+    if n == 1:
+        return (radius * first[-1:]).to(A.dtype)  # one token is moved by V alone, wherever it is
+    copies = torch.ones(1, dtype=torch.long) if causal else torch.logspace(0, math.log10(n - 1), 24).long().unique()
     values = (_first_block_norm(scores, first, others, n)[:, None] if causal
               else _two_token_norm(scores, first, others, copies.to(A.device), n))  # fmt: skip
     pair, count = divmod(int(values.argmax()), values.shape[1])
@@ -250,7 +252,8 @@ def _perturbed(flat: Tensor, domain: _Domain, restarts: int, generator: torch.Ge
 
 def _best_restart(climber: _Climber, history: Tensor, restarts: int, batch: torch.Size) -> Ascent:
     X = climber.domain.outward(climber.y)
-    value = spectral_norm(climber.attention.jacobian(X), tol=1e-10).value
+    tol = max(1e-10, 16 * torch.finfo(X.dtype).eps)
+    value = spectral_norm(climber.attention.jacobian(X), tol=tol).value
     value = torch.maximum(value, climber.value).reshape(restarts, -1)
     best = value.argmax(0)
     member = torch.arange(value.shape[1], device=value.device)
@@ -344,8 +347,9 @@ class _Climber:
         """∇_y of u·D_Xf[v], u and v held fixed."""
         y = self.y.clone().requires_grad_()
         X = self.domain.outward(y)
-        _, pushed = torch.func.jvp(self.attention, (X,), (self.right,))
-        (gradient,) = torch.autograd.grad((self.left * pushed).sum(), y)
+        # u·D_Xf[v] as (D_Xf)ᵀ[u]·v: two reverse passes
+        (pulled,) = torch.autograd.grad(self.attention(X), X, self.left, create_graph=True)
+        (gradient,) = torch.autograd.grad((pulled * self.right).sum(), y)
         if self.domain.sphere:  # only the part along the sphere moves a token
             gradient = gradient - (gradient * self.y).sum(-1, keepdim=True) * self.y
         return gradient

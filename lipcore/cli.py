@@ -29,18 +29,19 @@ examples:
 Weights are kept in the folder named by LIPCORE_CACHE, else in ~/.cache/lipcore."""
 
 _MEASURE = """\
-Local Lipschitz constants σ of one attention layer (without residual connection and normalisation) at the token
-sequences that a text gives: for each sequence the largest singular value of the layer's Jacobian, a bracket of it, and
-upper bounds with their ratio to it."""
+Local Lipschitz constants σ of one attention layer (without residual connection and normalisation) at the
+token sequences that a text gives: for each sequence the largest singular value of the layer's Jacobian, a
+bracket of it, and upper bounds with their ratio to it."""
 
 _MEASURE_NOTES = """\
-σ is a lower bound, reached by Lanczos to the relative tolerance. The bracket's upper end is the local bound, which
-always holds (--certificate always), or one that holds with the printed probability over the random start, at these very
-tokens (--certificate probable), which is much closer.
+σ is a lower bound, reached by Lanczos to the relative tolerance. The bracket's upper end is the local
+bound, which always holds (--certificate always), or one that holds with the printed probability over the
+random start, at these very tokens (--certificate probable), which is much closer.
 
 bounds (of the whole layer: heads add up in squares, or through the output projection, whichever is less):
   local     worked out at the sequence from its attention weights
-  unified   for every sequence of n tokens in the ball of the longest token here; with a causal mask its masked form
+  unified   for every sequence of n tokens in the ball of the longest token here; with a causal mask its
+            masked form
   general   the same, as published (Castin, Ablin & Peyré 2024)"""
 
 
@@ -173,7 +174,7 @@ def _check_seed(seed: int) -> int:
 
 
 def _prepare(arguments: argparse.Namespace):
-    """The model, the attention to measure, and the tokens that enter it: (count, n, d)."""
+    """Return the model, the attention to measure, and the tokens that enter it: (count, n, d)."""
     import torch
 
     from lipcore import models, texts
@@ -203,7 +204,7 @@ def _is_random(name: str) -> bool:
 
 
 def _row(attention, X, found, local, i: int) -> dict:
-    """What one sequence gave."""
+    """Gather what one sequence gave."""
     from lipcore.bounds import layer_upper
 
     n, radius, sigma = X.shape[-2], X[i].double().norm(dim=-1).max().item(), found.value[i].item()
@@ -274,7 +275,7 @@ def _describe(arguments: argparse.Namespace, model, attention, found) -> dict:
 
 
 def _jsonable(value):
-    """The same with null where a number is infinite: JSON has none (``log_bounds`` keep what it was)."""
+    """Put null where a number is infinite: JSON has none (``log_bounds`` keep what it was)."""
     if isinstance(value, dict):
         return {key: _jsonable(entry) for key, entry in value.items()}
     if isinstance(value, list):
@@ -283,7 +284,7 @@ def _jsonable(value):
 
 
 def _table(report: dict) -> str:
-    """The report as text."""
+    """Write the report as text."""
     layer = f"layer {report['layer']}, " + (
         f"{report['heads']} heads" if report["head"] is None else f"head {report['head']} alone"
     )
@@ -297,8 +298,10 @@ def _table(report: dict) -> str:
     return "\n".join(
         [
             f"{report['model']['name']} ({report['model']['architecture']}), {layer}; n = {report['n']}, "
-            f"{report['count']} sequences of {report['text']} from token {report['start']}; {report['dtype']}",
-            f"σ: local Lipschitz constant, to {report['tol']:g} relative; the bracket [lower, upper] holds {certainty}",
+            f"{report['count']} sequences of {report['text']} from token {report['start']}; "
+            f"{report['dtype']}",
+            f"σ: local Lipschitz constant, to {report['tol']:g} relative; the bracket [lower, upper] holds "
+            f"{certainty}",
             *([f"{stopped} sequences did not reach the tolerance"] if stopped else []),
             "",
             *_aligned([titles, *rows]),

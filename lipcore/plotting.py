@@ -1,4 +1,4 @@
-"""One style for every figure: white background, colours that the colour-blind can tell apart, reproducible SVG.
+"""One style for every figure: white ground, colours that the colour-blind can tell apart, reproducible SVG.
 
 Colour is never alone: bounds also differ in their dashes, and the truth is the only one with markers.
 """
@@ -122,8 +122,9 @@ def use_style() -> None:
 
     Examples
     --------
-    >>> use_style()
-    >>> mpl.rcParams["svg.hashsalt"]
+    >>> with mpl.rc_context():  # a notebook has no need to undo it
+    ...     use_style()
+    ...     mpl.rcParams["svg.hashsalt"]
     'lipcore'
     """
     mpl.rcParams.update(_RC)
@@ -144,7 +145,7 @@ def style():
 
 
 def figure(rows: int = 1, columns: int = 1, *, width: float = 7.2, height: float | None = None, **options):
-    """A figure in the style, and its axes: ``fig, ax = figure()``, ``fig, (left, right) = figure(columns=2)``.
+    """Make a figure in the style: ``fig, ax = figure()``, ``fig, (left, right) = figure(columns=2)``.
 
     Parameters
     ----------
@@ -261,8 +262,8 @@ def bound_versus_truth(
     truth : array or tensor of shape (m,) or (m, repeats), or m sequences of any sizes
         Drawn as the median, with a band over the middle 80 %.
     bounds : mapping of str to values as ``truth``
-        Keys are roles of :data:`COLOURS` (``"general"``, ``"unified"``, ``"local"``, …) or free legend entries.
-        Infinite values are left out.
+        Keys are roles of :data:`COLOURS` (``"general"``, ``"unified"``, ``"local"``, …) or free legend
+        entries. Infinite values are left out.
     truth_label : str
     xscale : {"log", "linear"}
     labels : mapping of str to str, optional
@@ -374,42 +375,36 @@ def plane_tokens(
         ax.add_patch(
             plt.Circle((0, 0), radius, fill=False, ec=COLOURS["reference"], ls=_DASHES["reference"], lw=1.2)
         )
+    away = np.ones_like(X)  # names keep clear of the arrows
     if perturbation is not None:
         H = _array(perturbation)
-        scale = scale if scale is not None else 0.5 * reach / (np.linalg.norm(H, axis=1).max() or 1.0)
-        ax.quiver(
-            *X.T,
-            *(scale * H).T,
-            angles="xy",
-            scale_units="xy",
-            scale=1,
-            color=colour,
-            alpha=0.65,
-            width=0.008,
-            zorder=3,
-        )
-        reach = max(reach, np.abs(X + scale * H).max())
+        H = H * (scale if scale is not None else 0.5 * reach / (np.linalg.norm(H, axis=1).max() or 1.0))
+        _arrows(ax, X, H, colour)
+        reach = max(reach, np.abs(X + H).max())
+        away = np.where(H.any(axis=1, keepdims=True), -np.sign(H), away)
     ax.scatter(*X.T, s=55, color=colour, edgecolor="white", linewidth=0.8, zorder=4, label=label)
-    away = -np.sign(H) if perturbation is not None else np.ones_like(X)  # names keep clear of the arrows
-    for name, point, (right, up) in zip(labels or [], X, away, strict=False):
-        ax.annotate(
-            name,
-            point,
-            xytext=(9 * right, 9 * up),
-            textcoords="offset points",
-            ha="center",
-            va="center",
-            zorder=5,
-        )
-    old = max(map(abs, (*ax.get_xlim(), *ax.get_ylim()))) if ax.get_autoscale_on() is False else 0
-    limit = max(1.12 * reach, old)
+    _names(ax, labels or [], X, away)
+    # a second call on the same axes keeps what the first has shown
+    shown = 0 if ax.get_autoscale_on() else max(map(abs, (*ax.get_xlim(), *ax.get_ylim())))
+    limit = max(1.12 * reach, shown)
     ax.set(xlim=(-limit, limit), ylim=(-limit, limit), aspect="equal")
+
+
+def _arrows(ax: Axes, X: np.ndarray, H: np.ndarray, colour: str) -> None:
+    same_units = {"angles": "xy", "scale_units": "xy", "scale": 1}
+    ax.quiver(*X.T, *H.T, **same_units, color=colour, alpha=0.65, width=0.008, zorder=3)
+
+
+def _names(ax: Axes, names: Sequence[str], points: np.ndarray, away: np.ndarray) -> None:
+    centred = {"textcoords": "offset points", "ha": "center", "va": "center", "zorder": 5}
+    for name, point, direction in zip(names, points, away, strict=False):
+        ax.annotate(name, point, xytext=9 * direction, **centred)
 
 
 def reference_slope(
     ax: Axes, n: Sequence[float], exponent: float, *, start: float, label: str | None = None
 ) -> None:
-    """Draw the power law of the given exponent that passes through ``start`` at the first length, dashed and grey."""
+    """Draw, dashed and grey, the power law that passes through ``start`` at the first length."""
     lengths = np.asarray(n, dtype=float)
     ax.plot(
         lengths,
@@ -446,7 +441,7 @@ def shared_legend(fig: Figure, *, columns: int = 3) -> None:
 
 
 def length_ticks(ax: Axes, n: Sequence[float]) -> None:
-    """Label a logarithmic horizontal axis with the lengths that were used, or with decades where they are many."""
+    """Label a logarithmic horizontal axis with the lengths used, or with decades where they are many."""
     lengths = np.unique(_array(n))
     if len(lengths) > 10 or lengths[-1] > 1e5:
         ax.xaxis.set_major_locator(ticker.LogLocator(numticks=7))
@@ -469,7 +464,7 @@ def plain_ticks(ax: Axes) -> None:
 
 
 def _array(values) -> np.ndarray:
-    """A NumPy array from an array, nested lists, or a tensor, which may require gradients."""
+    """Make a NumPy array from an array, nested lists, or a tensor, which may require gradients."""
     return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values, dtype=float)
 
 
@@ -483,7 +478,7 @@ def _samples(n: Sequence[float], values: Sequence) -> tuple[np.ndarray, list[np.
 
 
 def _median_line(ax: Axes, x: Sequence[float], values: Sequence, **options) -> None:
-    """Median line of the values at each x, with a band where there is a spread; infinite values are left out."""
+    """Draw the median at each x, with a band where there is a spread; infinite values are left out."""
     x, samples = _samples(x, values)
     with np.errstate(invalid="ignore"):  # between two infinities
         low, middle, high = np.array([np.quantile(sample, [SPREAD, 0.5, 1 - SPREAD]) for sample in samples]).T

@@ -31,11 +31,11 @@ class PowerFit:
     confidence: float = 0.95
 
     def __call__(self, n) -> np.ndarray:
-        """The fitted law at n."""
+        """Return the fitted law at n."""
         return self.prefactor * np.asarray(n, dtype=float) ** self.exponent
 
     def __str__(self) -> str:
-        """The exponent and its interval, to two digits."""
+        """Return the exponent and its interval, to two digits."""
         return f"{self.exponent:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
@@ -47,10 +47,11 @@ def fit_exponent(
     resamples: int = 1000,
     confidence: float = 0.95,
 ) -> PowerFit:
-    r"""Fit :math:`\log \text{value} = \log c + \alpha \log n` by least squares, with a bootstrap interval for α.
+    r"""Fit :math:`\log \text{value} = \log c + \alpha \log n`, with a bootstrap interval for α.
 
-    Every length counts once, through the mean logarithm of its values; the interval comes from drawing the values of
-    each length anew, with replacement, and fitting again (a percentile bootstrap).
+    Least squares in which every length counts once, through the mean logarithm of its values. The interval
+    comes from drawing the values of each length anew, with replacement, and fitting again (a percentile
+    bootstrap).
 
     Parameters
     ----------
@@ -107,7 +108,7 @@ def _resampled_means(sample: np.ndarray, resamples: int, rng: np.random.Generato
 
 
 def _logarithms(n: Sequence[float], values: Sequence) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Checked (log n, one array of log values a length)."""
+    """Check the input and return (log n, one array of log values a length)."""
     lengths = np.asarray(n, dtype=float)
     if lengths.ndim != 1 or len(lengths) < 2:
         raise ValueError(f"n: expected at least two lengths, got shape {lengths.shape}")

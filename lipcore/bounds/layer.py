@@ -60,7 +60,9 @@ def layer_upper(attention: Attention, *, n: int, radius: float, form: str = "uni
     if attention.output is None:
         return finish(joined, log)
     projected = log_times(joined, log_(_spectral_norms(attention.output[None])[0]))
-    return finish(min(projected, log_sum(heads(attention.value_matrices()))), log)
+    blocks = attention.output.unflatten(1, (attention.heads, -1)).movedim(1, 0)  # (heads, q, p)
+    through = _square_root(blocks.double()) @ attention.value.double()  # ‖·‖ as W_h V_h, but p rows
+    return finish(min(projected, log_sum(heads(through))), log)
 
 
 def score_reach(attention: Attention, *, radius: float) -> Tensor:

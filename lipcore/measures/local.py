@@ -38,9 +38,8 @@ def _dense_norms(
     has_mass = weights > 0
     P = torch.where(has_mass[:, :, None], (log_g + 2 * half[:, None, :]).exp(), 0)
     own, values = own_query(P, points, A, V)
-    own = torch.where(has_mass[..., None, None], own, 0)
-    between = torch.where(has_mass[:, :, None] & has_mass[:, None, :], log_g, -math.inf)
-    between = (between + half[:, :, None] + half[:, None, :]).exp()  # (B, i, j): √(w_i w_j) G_ij
+    between = (log_g + half[:, :, None] + half[:, None, :]).exp()  # (B, i, j): √(w_i w_j) G_ij
+    between = torch.where(has_mass[:, :, None], between, 0)
     queries = (points @ A.mT)[:, :, None, None, :]
     M = between[..., None, None] * (V + values[..., None] * queries)  # (B, i, j, q, d)
     M[:, range(n), range(n)] += own

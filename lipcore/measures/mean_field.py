@@ -207,7 +207,7 @@ def log_density(x: Tensor, y: Tensor, log_weights: Tensor, A: Tensor, visible: T
     r"""Logarithm of G, :math:`P_{ij} = w_j G_{ij}`: the softmax as a density, finite where a weight vanishes.
 
     Shapes: x (…, m, d), y (…, n, d), log_weights (…, n), visible (…, m, n) → (…, m, n). Rows that see no
-    mass are −∞ or numbers without meaning, never NaN.
+    mass are NaN.
     """
     queries = x @ A.mT
     check_scores(queries, y)
@@ -216,9 +216,7 @@ def log_density(x: Tensor, y: Tensor, log_weights: Tensor, A: Tensor, visible: T
         scores = scores.masked_fill(~visible, -math.inf)
     weighted = scores + log_weights[..., None, :]
     top = weighted.amax(-1, keepdim=True)
-    top = torch.where(top > -math.inf, top, 0)
-    total = (weighted - top).exp().sum(-1, keepdim=True)
-    return (scores - top) - torch.where(total > 0, total, 1).log()
+    return (scores - top) - (weighted - top).exp().sum(-1, keepdim=True).log()
 
 
 def own_query(P: Tensor, y: Tensor, A: Tensor, V: Tensor) -> tuple[Tensor, Tensor]:

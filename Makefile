@@ -1,0 +1,76 @@
+# Needs Python >= 3.11 and make; everything else goes into .venv.  `make help` lists the targets.
+
+PYTHON    ?= python3
+# Extra options for pip, such as PyTorch's index of wheels without CUDA (see CONTRIBUTING.md).
+PIP_FLAGS ?=
+PYTEST_FLAGS ?= -n auto --dist loadfile
+
+VENV  := .venv
+BIN   := $(VENV)/bin
+STAMP := $(VENV)/.installed
+BUILD := _build
+WEIGHTS := $(BUILD)/.weights
+
+# This checkout's package goes before any installed one, in every process the targets start.
+export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help env weights book serve links test check attack bench lint lock clean distclean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+env: $(STAMP)  ## create .venv from the exact versions of requirements.lock
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python >= 3.11 is needed; choose one with PYTHON=…")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -r requirements.lock
+	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --no-deps -e .
+	@touch $@
+
+weights: $(WEIGHTS)  ## fetch the pretrained weights (once)
+$(WEIGHTS): $(wildcard lipcore/models/sources.py) | $(STAMP)
+	$(BIN)/lipcore fetch minilm
+	@mkdir -p $(BUILD) && touch $@
+
+book: $(STAMP) $(WEIGHTS)  ## execute what changed and build _build/html
+	$(BIN)/jupyter-book build -W -n --keep-going .
+
+serve: $(STAMP)  ## show the built pages at http://localhost:8000
+	cd $(BUILD)/html && $(CURDIR)/$(BIN)/python -m http.server --bind localhost 8000
+
+links: $(STAMP) $(WEIGHTS)  ## check the links that leave the book (needs the network)
+	$(BIN)/jupyter-book build --builder linkcheck .
+
+test: $(STAMP) $(WEIGHTS)  ## test the package, its docstrings and the build
+	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+check: book  ## open every built page in a browser and check it
+	$(BIN)/python -m pytest tests/pages -p no:cacheprovider
+
+ifneq ($(wildcard benchmarks/attack.py),)
+attack: $(STAMP) $(WEIGHTS)  ## try to break every bound, at length
+	$(BIN)/python -m benchmarks.attack
+endif
+
+ifneq ($(wildcard benchmarks/test_*.py),)
+bench: $(STAMP) $(WEIGHTS)  ## time the package
+	$(BIN)/python -m pytest benchmarks --benchmark-only --benchmark-columns=min,median,rounds
+endif
+
+lint: $(STAMP)  ## check the style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+lock: $(STAMP)  ## write the versions in .venv to requirements.lock
+	@{ sed -n '/^#/p' requirements.lock; \
+	   $(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' | grep -v '^lipcore'; } > requirements.new
+	mv requirements.new requirements.lock
+
+clean:  ## remove what the targets built, but not .venv
+	rm -rf $(BUILD) .pytest_cache .ruff_cache .hypothesis .benchmarks build *.egg-info
+	find lipcore tests book benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean  ## remove .venv too
+	rm -rf $(VENV)

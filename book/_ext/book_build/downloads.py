@@ -1,0 +1,176 @@
+"""Offer every notebook page as ``.ipynb``: executed, with outputs, in Markdown that any viewer shows."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from pathlib import Path, PurePosixPath
+
+import nbformat
+from sphinx.application import Sphinx
+
+from .execution import executed_notebook
+from .plain import Converter
+
+EXPLICIT = re.compile(r"^(?P<text>.*?)\s*<(?P<target>[^>]+)>$", re.DOTALL)
+
+
+class References:
+    """Answer what the roles on one page refer to, from Sphinx's own tables."""
+
+    def __init__(self, app: Sphinx, docname: str):
+        self.app, self.env, self.docname = app, app.env, docname
+        self.bibliography = self.env.get_domain("cite").bibdata.data.entries
+
+    def number(self, label: str) -> str:
+        """Return the number of a theorem, exercise, figure or equation."""
+        equation = self.env.get_domain("math").equations.get(label)
+        if equation:
+            return str(equation[1])
+        for figures in self.env.toc_fignumbers.values():
+            for numbers in figures.values():
+                if label in numbers:
+                    return ".".join(map(str, numbers[label]))
+        return ""
+
+    def resolve(self, role: str, target: str) -> str:
+        """Return Markdown for a role or a link."""
+        explicit = EXPLICIT.match(target)
+        text, name = (explicit["text"], explicit["target"]) if explicit else ("", target)
+        kind = role.split(":")[0]
+        if kind == "cite":
+            return self._citation(role, name)
+        if kind == "glue":
+            return self._glued(name)
+        if role == "prf:ref":
+            return self._proof(text, name)
+        if role == "eq":
+            return f"({self.number(name) or name})"
+        if role in ("ref", "numref", "doc", "link"):
+            return self._link(role, text, name)
+        return text if explicit else f"`{name.lstrip('~!')}`"
+
+    def _citation(self, role: str, keys: str) -> str:
+        cited = []
+        for key in (k.strip() for k in keys.split(",")):
+            entry = self.bibliography.get(key)
+            if entry is None:
+                cited.append((key, ""))
+                continue
+            names = [" ".join(p.last_names) or " ".join(p.first_names) for p in entry.persons["author"]]
+            who = names[0] if len(names) == 1 else " and ".join(names) if len(names) == 2 else f"{names[0]} et al."
+            cited.append((who, entry.fields.get("year", "")))
+        if role in ("cite:t", "cite:ts", "cite:ct"):
+            return ", ".join(f"{who} ({year})" for who, year in cited)
+        return "(" + "; ".join(f"{who}, {year}" for who, year in cited) + ")"
+
+    def _proof(self, text: str, label: str) -> str:
+        item = getattr(self.env, "proof_list", {}).get(label)
+        words = text or f"{item['realtype'].capitalize() if item else ''} {self.number(label)}".strip() or label
+        return self._to(words, item["docname"], f"#{label}") if item else words
+
+    def _link(self, role: str, text: str, name: str) -> str:
+        standard = self.env.get_domain("std")
+        page, _, anchor = name.partition("#")
+        docname = self._page(page) if page else self.docname
+        label = name if role in ("ref", "numref") else anchor
+        if label in standard.labels:
+            docname, _, title = standard.labels[label]
+            return self._to(text or title, docname, f"#{label}")
+        if label in getattr(self.env, "proof_list", {}):
+            return self._proof(text, label)
+        if docname not in self.env.titles:
+            return f"[{text or name}]({name})"
+        return self._to(text or self.env.titles[docname].astext(), docname, f"#{anchor}" if anchor else "")
+
+    def _page(self, path: str) -> str:
+        folder = PurePosixPath("/") if path.startswith("/") else PurePosixPath("/") / PurePosixPath(self.docname).parent
+        parts: list[str] = []
+        for part in (folder / path.lstrip("/")).parts[1:]:
+            parts = parts[:-1] if part == ".." else [*parts, part]
+        return re.sub(r"\.(md|ipynb|html)$", "", "/".join(parts))
+
+    def _to(self, text: str, docname: str, anchor: str) -> str:
+        """Link to a place on this page, to a sibling notebook, or to a page of the published book."""
+        if docname == self.docname:
+            return f"[{text}]({anchor})" if anchor else text
+        if self.env.metadata[docname].get("kernelspec"):
+            return f"[{text}]({relative(docname, self.docname)}.ipynb{anchor})"
+        return f"[{text}]({relative('../' + docname, self.docname)}.html{anchor})"
+
+    def _glued(self, target: str) -> str:
+        """Return a glued value, formatted as on the page: ``[page::]name[:format]``."""
+        page, _, name = target.rpartition("::")
+        name, _, form = name.partition(":")
+        docname = self._page(page) if page else self.docname
+        path = executed_notebook(self.env, docname).with_suffix(".glue.json")
+        data = json.loads(path.read_text(encoding="utf8")).get(name, {}) if path.exists() else {}
+        plain = data.get("data", {}).get("text/plain", f"`{name}`")
+        try:
+            value = ast.literal_eval(plain)
+            return format(value, form) if form else str(value)
+        except (ValueError, SyntaxError):
+            return plain
+
+
+def relative(target: str, source: str) -> str:
+    """Return the path from one page's folder to another page."""
+    up = "../" * (len(PurePosixPath(source).parts) - 1)
+    own = PurePosixPath(source).parent
+    inside = own != PurePosixPath(".") and PurePosixPath(target).is_relative_to(own)
+    return str(PurePosixPath(target).relative_to(own)) if inside else up + target
+
+
+def opening_cells(app: Sphinx, docname: str) -> list:
+    """Say where the notebook comes from, and install the package where it is missing."""
+    repository = app.config.html_theme_options.get("repository_url", "").rstrip("/")
+    note = (
+        f"*A page of “{app.config.html_title}”, executed when the book was built. "
+        f"Source: [`{docname}.md`]({repository}/blob/main/{docname}.md).*"
+    )
+    install = (
+        "# Outside a copy of the book's repository: install the package that this page imports.\n"
+        "import importlib.util\n\n"
+        'if importlib.util.find_spec("lipcore") is None:\n'
+        f'    %pip install --quiet "lipcore[book] @ git+{repository}"'
+    )
+    return [
+        nbformat.v4.new_markdown_cell(note, id="book-source"),
+        nbformat.v4.new_code_cell(install, id="book-install", metadata={"tags": ["book-install"]}),
+    ]
+
+
+def convert(app: Sphinx, docname: str) -> nbformat.NotebookNode:
+    """Return the executed notebook of a page in plain Markdown."""
+    notebook = nbformat.read(executed_notebook(app.env, docname), as_version=4)
+    references = References(app, docname)
+    macros = app.config.mathjax3_config.get("tex", {}).get("macros", {})
+    converter = Converter(references.resolve, references.number, macros)
+    for index, cell in enumerate(notebook.cells):
+        cell["id"] = f"cell-{index}"
+        if cell.cell_type == "markdown":
+            cell.source = converter.convert(cell.source)
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    notebook.metadata = nbformat.from_dict({"kernelspec": kernel, "language_info": {"name": "python"}})
+    notebook.cells = [notebook.cells[0], *opening_cells(app, docname), *notebook.cells[1:]]
+    notebook.nbformat, notebook.nbformat_minor = 4, 5
+    nbformat.validate(notebook)
+    return notebook
+
+
+def write_all(app: Sphinx, exception) -> None:
+    """Write the notebooks where the theme's download button points."""
+    if exception is not None or app.builder.name != "html":
+        return
+    for docname in sorted(app.env.found_docs):
+        if not app.env.metadata[docname].get("kernelspec"):
+            continue
+        target = Path(app.outdir) / "_sources" / f"{docname}.ipynb"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        nbformat.write(convert(app, docname), target)
+
+
+def setup(app: Sphinx) -> None:
+    """Register the hook."""
+    app.connect("build-finished", write_all, priority=800)

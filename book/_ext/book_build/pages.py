@@ -1,0 +1,57 @@
+"""Small repairs to the pages: ids that are unique, buttons that open what they promise."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import quote
+
+from docutils import nodes
+from sphinx.application import Sphinx
+
+REPEATED_IDS = ("proof-content", "proof", "solution-content", "exercise-content")
+PUBLISHED_BRANCH = "gh-pages"  # where the built pages, and the notebooks beside them, are published
+
+
+def unique_ids(app: Sphinx, doctree: nodes.document) -> None:
+    """Number the ids that sphinx-proof and sphinx-exercise repeat on a page."""
+    seen: dict[str, int] = {}
+    for node in doctree.findall(nodes.Element):
+        for position, name in enumerate(node.get("ids", [])):
+            if name in REPEATED_IDS:
+                seen[name] = seen.get(name, 0) + 1
+                node["ids"][position] = f"{name}-{seen[name]}"
+
+
+def colab_url(repository: str, docname: str) -> str:
+    """Return the address at which Colab opens the published notebook of a page."""
+    owner_and_name = "/".join(repository.rstrip("/").split("/")[-2:])
+    path = quote(f"_sources/{docname}.ipynb")
+    return f"https://colab.research.google.com/github/{owner_and_name}/blob/{PUBLISHED_BRANCH}/{path}"
+
+
+def repair_buttons(app: Sphinx, pagename, templatename, context, doctree) -> None:
+    """Send Colab to the published ``.ipynb``: it cannot open the MyST source."""
+    repository = app.config.html_theme_options.get("repository_url", "")
+    for group in context.get("header_buttons", []):
+        for button in group.get("buttons", []) if isinstance(group.get("buttons"), list) else []:
+            if button.get("text") == "Colab":
+                button["url"] = colab_url(repository, pagename)
+
+
+def empty_headers_to_cells(app: Sphinx, pagename, templatename, context, doctree) -> None:
+    """Make the empty corner of a pandas table an ordinary cell: a header without text names nothing."""
+    if body := context.get("body"):
+        context["body"] = re.sub(r"<th>\s*</th>", "<td></td>", body)
+
+
+def shapes_are_no_emphasis(app: Sphinx, what, name, obj, options, lines: list[str]) -> None:
+    """Let docstrings write shapes as ``(*batch, n, d)``."""
+    lines[:] = [re.sub(r"(?<=[(\s])\*(?=\w+[,)])", r"\\*", line) for line in lines]
+
+
+def setup(app: Sphinx) -> None:
+    """Register the hooks; the theme makes its buttons at priority 501."""
+    app.connect("doctree-read", unique_ids)
+    app.connect("autodoc-process-docstring", shapes_are_no_emphasis, priority=100)  # before napoleon
+    app.connect("html-page-context", repair_buttons, priority=600)
+    app.connect("html-page-context", empty_headers_to_cells, priority=600)

@@ -1,0 +1,37 @@
+"""``{versions-table}``: the libraries the pages were executed with."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+from .tables import build_table
+
+
+def version(name: str) -> str:
+    """Return the installed version of a distribution, or a dash."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "–"
+
+
+class VersionsTable(SphinxDirective):
+    """A table of the distributions named in ``book_versions``, and of Python."""
+
+    def run(self) -> list[nodes.Node]:
+        """Return the table."""
+        self.env.note_reread()  # an upgrade is no change in any source file
+        rows = [["Python", platform.python_version()]]
+        rows += [[name, version(name)] for name in self.config.book_versions]
+        return [build_table(["library", "version"], [[[nodes.Text(c)] for c in row] for row in rows])]
+
+
+def setup(app: Sphinx) -> None:
+    """Register the directive."""
+    app.add_config_value("book_versions", [], "env", [list])
+    app.add_directive("versions-table", VersionsTable)

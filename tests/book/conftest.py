@@ -1,0 +1,153 @@
+"""A tiny book, built with the real extension and the real settings."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOK = """---
+file_format: mystnb
+kernelspec:
+  name: python3
+---
+"""
+
+FILES = {
+    "_toc.yml": """
+format: jb-book
+root: book/index
+chapters:
+- file: notebooks/one
+- file: notebooks/two
+- file: book/scoreboard
+- file: book/bibliography
+""",
+    "references.bib": """
+@article{castin2024, author={Castin, V. and Ablin, P. and Peyré, G.}, title={How Smooth}, year={2024}, journal={J}}
+""",
+    "book/index.md": "# Tiny\n\nSee {doc}`../notebooks/one` and {cite:t}`castin2024`.\n",
+    "book/scoreboard.md": "# Scoreboard\n\n```{scoreboard}\n```\n",
+    "book/bibliography.md": "# Bibliography\n\n```{bibliography}\n:all:\n```\n",
+    "notebooks/one.md": NOTEBOOK
+    + r"""
+# One
+
+````{prf:theorem} Growth
+:label: thm-growth
+
+For $x \in \R$ the norm is $\norm{x}$, as {cite:t}`castin2024` say.
+````
+
+```{dropdown} Proof
+Squares are positive:
+
+$$
+a &= b \\
+  &= c
+$$ (eq-squares)
+```
+
+```{code-cell} python3
+from pathlib import Path
+with Path("executed.log").open("a") as log:
+    log.write("one\n")
+from tinypkg import VALUE
+print("value", VALUE)
+```
+
+```{code-cell} python3
+from tinypkg.claims import claim
+claim("growth", "The norm is at most $2\\sqrt{n}$.", source="paper", status="proved", ratio=[0.25, 0.5])
+```
+""",
+    "notebooks/two.md": NOTEBOOK
+    + """
+# Two
+
+By {prf:ref}`thm-growth` and {eq}`eq-squares`.
+
+```{code-cell} python3
+from pathlib import Path
+with Path("executed.log").open("a") as log:
+    log.write("two\\n")
+print("two", 1 + 1)
+```
+""",
+    "tinypkg/__init__.py": '"""A stand-in for the package."""\n\nVALUE = 1\n',
+}
+
+
+def settings(folder: Path) -> dict:
+    """The book's own settings, with only the paths changed."""
+    config = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf8"))
+    config["bibtex_bibfiles"] = ["references.bib"]
+    config["sphinx"]["local_extensions"]["book_build"] = str(ROOT / "book" / "_ext")
+    config["sphinx"]["config"]["book_cache_inputs"] = ["tinypkg"]
+    return config
+
+
+class TinyBook:
+    """A folder with a small book in it."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.html = folder / "_build" / "html"
+        for name, text in FILES.items():
+            self.write(name, text)
+        shutil.copytree(ROOT / "book" / "_static", folder / "book" / "_static")
+        shutil.copyfile(ROOT / "lipcore" / "claims.py", folder / "tinypkg" / "claims.py")
+        self.write("_config.yml", yaml.safe_dump(settings(folder), allow_unicode=True))
+
+    def write(self, name: str, text: str) -> None:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf8")
+
+    def read(self, name: str) -> str:
+        return (self.folder / name).read_text(encoding="utf8")
+
+    def build(self) -> tuple[int, str]:
+        """Build as `make book` does; return the exit code and everything that was printed."""
+        program = Path(sys.executable).with_name("jupyter-book")
+        command = [str(program), "build", "-W", "-n", "--keep-going", str(self.folder)]
+        done = subprocess.run(command, capture_output=True, text=True, env=self.environment(), timeout=120)
+        return done.returncode, done.stdout + done.stderr
+
+    def environment(self) -> dict[str, str]:
+        """The caller's environment, free of what would import another checkout's package."""
+        return {**{k: v for k, v in os.environ.items() if k != "PYTHONPATH"}, "NO_COLOR": "1"}
+
+    def executed(self) -> list[str]:
+        """The notebooks executed since the last call."""
+        log = self.folder / "notebooks" / "executed.log"
+        names = sorted(log.read_text().split()) if log.exists() else []
+        log.unlink(missing_ok=True)
+        return names
+
+    @contextlib.contextmanager
+    def changed(self, name: str, text: str):
+        """Write a file for a while."""
+        before = self.read(name)
+        self.write(name, text)
+        try:
+            yield
+        finally:
+            self.write(name, before)
+
+
+@pytest.fixture(scope="session")
+def book(tmp_path_factory) -> TinyBook:
+    """The tiny book, built once."""
+    tiny = TinyBook(tmp_path_factory.mktemp("book"))
+    code, output = tiny.build()
+    assert code == 0, output
+    assert tiny.executed() == ["one", "two"]
+    return tiny

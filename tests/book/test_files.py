@@ -1,0 +1,129 @@
+"""The project's files agree with one another."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))["project"]
+LOCK_LINES = [x for x in (ROOT / "requirements.lock").read_text().splitlines() if x and not x.startswith("#")]
+LOCK = {canonicalize_name(name): version for name, _, version in (x.partition("==") for x in LOCK_LINES)}
+
+
+def ranges() -> list[Requirement]:
+    groups = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
+    found = [Requirement(text) for group in groups for text in group]
+    return [r for r in found if r.name != PROJECT["name"]]
+
+
+def yml(name: str) -> dict:
+    return yaml.safe_load((ROOT / name).read_text(encoding="utf8"))
+
+
+def test_the_lock_holds_exact_versions_only():
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.!]*", line) for line in LOCK_LINES)
+    assert len(LOCK) == len(LOCK_LINES), "a package stands twice"
+    assert canonicalize_name(PROJECT["name"]) not in LOCK
+
+
+@pytest.mark.parametrize("requirement", ranges(), ids=str)
+def test_the_lock_lies_in_every_range(requirement):
+    assert requirement.specifier.contains(LOCK[canonicalize_name(requirement.name)])
+
+
+def test_the_package_alone_is_light():
+    assert {Requirement(r).name for r in PROJECT["dependencies"]} == {"numpy", "scipy", "torch"}
+
+
+def test_conda_installs_the_lock_on_the_same_python():
+    dependencies = yml("environment.yml")["dependencies"]
+    pip = next(d["pip"] for d in dependencies if isinstance(d, dict))
+    assert "-r requirements.lock" in pip and "-e ." in pip
+    python = next(d.split("=")[1] for d in dependencies if isinstance(d, str) and d.startswith("python="))
+    assert SpecifierSet(PROJECT["requires-python"]).contains(python)
+    exact = [d for d in dependencies if isinstance(d, str) and "==" in d]
+    assert exact == [], "versions stand in the lock, in one place"
+
+
+def test_jupyter_book_stays_below_two():
+    assert SpecifierSet("<2").contains(LOCK["jupyter-book"])
+    ignored = [i for u in yml(".github/dependabot.yml")["updates"] for i in u.get("ignore", [])]
+    assert {"dependency-name": "jupyter-book", "versions": [">=2"]} in ignored
+
+
+def test_the_version_is_the_same_everywhere():
+    init = ast.parse((ROOT / "lipcore" / "__init__.py").read_text(encoding="utf8"))
+    versions = [n.value.value for n in init.body if isinstance(n, ast.Assign) and n.targets[0].id == "__version__"]
+    assert versions == [PROJECT["version"]] == [yml("CITATION.cff")["version"]]
+    assert f"## {PROJECT['version']}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf8")
+
+
+def toc_files() -> list[str]:
+    toc = yml("_toc.yml")
+    return [toc["root"]] + [c["file"] for part in toc["parts"] for c in part["chapters"]]
+
+
+def test_every_page_is_in_the_contents_once():
+    listed = toc_files()
+    assert len(listed) == len(set(listed))
+    pages = {f"notebooks/{p.stem}" for p in (ROOT / "notebooks").glob("*.md")}
+    pages |= {f"book/{p.stem}" for p in (ROOT / "book").glob("*.md")}
+    assert set(listed) == pages
+
+
+@pytest.mark.parametrize("page", [f for f in toc_files() if f.startswith("notebooks/")])
+def test_a_chapter_is_a_myst_notebook_with_short_cells(page):
+    text = (ROOT / f"{page}.md").read_text(encoding="utf8")
+    head = yaml.safe_load(text.split("---")[1])
+    assert head["file_format"] == "mystnb" and head["kernelspec"]["name"] == "python3"
+    cells = re.findall(r"^```\{code-cell\}[^\n]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    code = [re.sub(r"\A(---\n.*?\n---\n|(:[\w-]+:[^\n]*\n)+)", "", c, flags=re.DOTALL) for c in cells]
+    assert code, "a chapter executes something"
+    long = [c.split("\n")[0] for c in code if len(c.strip().split("\n")) > 30]
+    assert long == [], "cells start so and are longer than 30 lines"
+
+
+def test_the_reference_has_every_public_module():
+    page = (ROOT / "book" / "api.md").read_text(encoding="utf8")
+    documented = set(re.findall(r"automodule:: lipcore\.(\w+)", page))
+    public = {p.stem for p in (ROOT / "lipcore").iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()}
+    assert documented == {name for name in public if not name.startswith("_")}
+
+
+def test_the_repository_is_named_alike_everywhere():
+    url = yml("_config.yml")["repository"]["url"]
+    assert yml("CITATION.cff")["repository-code"] == url
+
+
+def test_the_extension_stands_alone():
+    """It imports no part of the package: a broken package still gets a readable build log."""
+    for path in (ROOT / "book" / "_ext" / "book_build").glob("*.py"):
+        assert not re.search(r"^\s*(import|from) lipcore", path.read_text(encoding="utf8"), re.MULTILINE)
+
+
+def test_the_claims_mime_type_is_the_same_in_package_and_extension():
+    line = 'MIME_TYPE = "application/vnd.lipcore.claim+json"'
+    for name in ("lipcore/claims.py", "book/_ext/book_build/scoreboard.py"):
+        assert line in (ROOT / name).read_text(encoding="utf8")
+
+
+def test_make_help_lists_the_targets():
+    text = subprocess.run(["make", "-C", str(ROOT), "help"], capture_output=True, text=True, check=True).stdout
+    assert {"make env", "make book", "make test", "make check", "make clean"} <= set(re.findall(r"make \w+", text))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs bash")
+def test_the_scripts_parse():
+    for name in (".ci/run", "postBuild"):
+        subprocess.run(["bash", "-n", str(ROOT / name)], check=True)
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        assert yaml.safe_load(path.read_text(encoding="utf8"))["jobs"]

@@ -1,0 +1,328 @@
+"""Attention against loops written from the definition, and what it refuses."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from lipcore import Attention, attention_map
+
+
+def loop_attention(kwargs: dict, X: np.ndarray) -> np.ndarray:
+    """f(X) for X (n, d), one number at a time, from the constructor's arguments (theory §0)."""
+    arrays = {
+        name: value.numpy() if isinstance(value, torch.Tensor) else value for name, value in kwargs.items()
+    }
+    heads, n = arrays["query"].shape[0], len(X)
+    concatenated = np.zeros((n, heads * arrays["value"].shape[1]))
+    for h in range(heads):
+        g = h * arrays["key"].shape[0] // heads  # the key head that this query head shares
+        for i in range(n):
+            weights = loop_weights(arrays, X, h, g, i)
+            row = sum(weights[j] * affine(arrays, "value", g, X[j]) for j in range(n))
+            concatenated[i, h * len(row) : (h + 1) * len(row)] = row
+    if "output" not in arrays:
+        return concatenated
+    return concatenated @ arrays["output"].T + arrays.get("output_bias", 0.0)
+
+
+def loop_weights(arrays: dict, X: np.ndarray, h: int, g: int, i: int) -> np.ndarray:
+    """Row i of the weights of head h: P_ij = w_j e^{s_ij} / Σ_l w_l e^{s_il} over the visible l."""
+    n, scale = len(X), arrays.get("scale", 1 / math.sqrt(arrays["query"].shape[1]))
+    masses = np.zeros(n)
+    for j in range(n):
+        visible = not (arrays.get("causal") and j > i) and not ("mask" in arrays and not arrays["mask"][i, j])
+        if visible:
+            query = turned(arrays, affine(arrays, "query", h, X[i]), i)
+            key = turned(arrays, affine(arrays, "key", g, X[j]), j)
+            masses[j] = math.exp(scale * query @ key + arrays.get("log_weights", np.zeros(n))[j])
+    return masses / masses.sum()
+
+
+def affine(arrays: dict, kind: str, head: int, x: np.ndarray) -> np.ndarray:
+    bias = arrays[f"{kind}_bias"][head] if f"{kind}_bias" in arrays else 0.0
+    return arrays[kind][head] @ x + bias
+
+
+def turned(arrays: dict, vector: np.ndarray, position: int) -> np.ndarray:
+    """Rotary positions, through complex numbers."""
+    if "rotary" not in arrays:
+        return vector
+    half = len(vector) // 2
+    numbers = (vector[:half] + 1j * vector[half:]) * np.exp(1j * position * arrays["rotary"])
+    return np.concatenate([numbers.real, numbers.imag])
+
+
+def test_agrees_with_loops(case):
+    expected = [loop_attention(case.kwargs, X.numpy()) for X in case.X.reshape(-1, *case.X.shape[-2:])]
+    found = case.attention(case.X)
+    assert found.shape == (*case.X.shape[:-1], case.attention.output_dim)
+    np.testing.assert_allclose(found.reshape(-1, *found.shape[-2:]), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_weights_are_softmax_rows(case):
+    P = case.attention.weights(case.X)
+    assert P.shape == (*case.X.shape[:-2], case.attention.heads, case.X.shape[-2], case.X.shape[-2])
+    assert bool((P >= 0).all())
+    torch.testing.assert_close(P.sum(-1), torch.ones_like(P[..., 0]))
+
+
+def test_matrices_of_the_theory(case_with_one_matrix):
+    """Scores are (A_h x_i + c_h)·x_j up to a constant in j."""
+    case = case_with_one_matrix
+    queries, keys, _ = case.attention.project(case.X)
+    scores = queries @ keys.mT
+    A, c = case.attention.score_matrices(), case.attention.score_offsets()
+    X = case.X[..., None, :, :]
+    expected = (X @ A.mT + c[:, None, :]) @ X.mT
+    torch.testing.assert_close(scores - scores[..., :1], expected - expected[..., :1], rtol=1e-12, atol=1e-12)
+
+
+def test_heads_sum_up_through_the_projection(make_case):
+    case = make_case("biases")
+    parts = sum(case.attention.head(h)(case.X) for h in range(2)) + case.attention.output_bias
+    torch.testing.assert_close(parts, case.attention(case.X))
+    torch.testing.assert_close(case.attention.head(-1)(case.X), case.attention.head(1)(case.X))
+    P = case.attention.weights(case.X)
+    with_values = sum((P[h] @ case.X) @ case.attention.value_matrices()[h].mT for h in range(2))
+    offset = case.attention.output @ case.attention.value_bias.flatten() + case.attention.output_bias
+    torch.testing.assert_close(with_values + offset, case.attention(case.X))
+
+
+@pytest.mark.parametrize("name", ["causal", "biases, causal", "rotary, everything", "grouped keys"])
+def test_causal_rows_do_not_see_the_future(make_case, name):
+    case = make_case(name)
+    moved = case.X.clone()
+    moved[-1] += 1.0
+    before, after = case.attention(case.X), case.attention(moved)
+    assert torch.equal(before[:-1], after[:-1])
+    assert not torch.allclose(before[-1], after[-1])
+
+
+def test_causal_is_the_prefix_map(randn):
+    A, V, X = randn(3, 3), randn(2, 3), randn(6, 3)
+    masked = attention_map(X, A, V, causal=True)
+    for i in range(6):
+        torch.testing.assert_close(masked[i], attention_map(X[: i + 1], A, V)[i])
+
+
+def test_permutation_equivariance(randn, generator):
+    A, V, X, order = randn(3, 3), randn(3, 3), randn(6, 3), torch.randperm(6, generator=generator)
+    torch.testing.assert_close(attention_map(X[order], A, V), attention_map(X, A, V)[order])
+
+
+def test_log_weights_are_multiplicities(randn):
+    """A token of mass 3/4 acts as three copies of it beside one of the other."""
+    A, V, X = randn(3, 3), randn(3, 3), randn(2, 3)
+    weighted = Attention.from_matrices(A, V, log_weights=torch.tensor([3.0, 1.0], dtype=torch.float64).log())
+    torch.testing.assert_close(weighted(X), attention_map(X[[0, 0, 0, 1]], A, V)[[0, 3]])
+
+
+def test_rotary_scores_depend_on_the_distance_only(make_case):
+    attention = make_case("rotary").attention
+    P = attention.weights(torch.ones(1, 4, dtype=torch.float64).expand(6, 4))  # one token repeated
+    ratio = P[..., 1] / P[..., 2]
+    assert not torch.allclose(ratio, ratio[..., :1])  # positions matter
+    scores = P.log() - P.diagonal(dim1=-2, dim2=-1).log()[..., None]
+    torch.testing.assert_close(scores[:, 1:, 1:], scores[:, :-1, :-1])
+
+
+def test_to_converts_every_tensor(make_case):
+    case = make_case("rotary, everything")
+    single = case.attention.to(torch.float32)
+    torch.testing.assert_close(single(case.X.float()), case.attention(case.X).float(), rtol=2e-5, atol=2e-5)
+    masked = make_case("mask").attention.to(torch.float32)
+    assert masked.mask.dtype == torch.bool and masked.query.dtype == torch.float32
+
+
+def test_large_scores_saturate(randn):
+    """Softmax at radius 10^6 is a maximum, not NaN."""
+    X = 1e6 * randn(5, 2)
+    P = Attention.from_matrices(torch.eye(2, dtype=torch.float64), torch.eye(2, dtype=torch.float64)).weights(
+        X
+    )
+    assert torch.equal(P[0].argmax(-1), (X @ X.mT).argmax(-1)) and bool((P.amax(-1) == 1).all())
+
+
+EYE, TOKENS = torch.eye(2), torch.zeros(3, 2)
+FOUR = {"query": torch.ones(2, 2, 4), "key": torch.ones(2, 2, 4), "value": torch.ones(2, 3, 4)}
+NO_KEY = torch.tensor([[True, False], [False, False]])
+
+BAD_INPUT = {
+    "A not square": (
+        lambda: Attention.from_matrices(torch.zeros(2, 3), EYE),
+        ValueError,
+        "A: expected a square",
+    ),
+    "A empty": (
+        lambda: Attention.from_matrices(torch.zeros(0, 0), EYE),
+        ValueError,
+        "A: expected at least one row",
+    ),
+    "A not finite": (lambda: Attention.from_matrices(EYE / 0, EYE), ValueError, "A: expected finite"),
+    "A a list": (lambda: Attention.from_matrices([[1.0]], EYE), TypeError, "A: expected a torch.Tensor"),
+    "A of integers": (
+        lambda: Attention.from_matrices(EYE.long(), EYE),
+        TypeError,
+        "A: expected float32 or float64",
+    ),
+    "A in half precision": (
+        lambda: Attention.from_matrices(EYE.half(), EYE),
+        TypeError,
+        "A: expected float32",
+    ),
+    "V of another dimension": (
+        lambda: Attention.from_matrices(EYE, torch.ones(2, 3)),
+        ValueError,
+        "V: expected 2 col",
+    ),
+    "V of another dtype": (
+        lambda: Attention.from_matrices(EYE, EYE.double()),
+        TypeError,
+        "V is torch.float64",
+    ),
+    "V a vector": (
+        lambda: Attention.from_matrices(EYE, torch.ones(2)),
+        ValueError,
+        "V: expected 2 dimensions",
+    ),
+    "X of another dimension": (
+        lambda: attention_map(torch.zeros(3, 4), EYE, EYE),
+        ValueError,
+        "X: .*dimension 2",
+    ),
+    "X a vector": (
+        lambda: attention_map(torch.zeros(2), EYE, EYE),
+        ValueError,
+        "X: expected at least 2 dimensions",
+    ),
+    "X without tokens": (
+        lambda: attention_map(torch.zeros(0, 2), EYE, EYE),
+        ValueError,
+        "X: expected at least one",
+    ),
+    "X an empty batch": (
+        lambda: attention_map(torch.zeros(0, 3, 2), EYE, EYE),
+        ValueError,
+        "X: expected a non-empty",
+    ),
+    "X of another dtype": (lambda: attention_map(TOKENS.double(), EYE, EYE), TypeError, "X is torch.float64"),
+    "X of integers": (
+        lambda: attention_map(TOKENS.long(), EYE, EYE),
+        TypeError,
+        "X: expected float32 or float64",
+    ),
+    "X in half precision": (
+        lambda: attention_map(TOKENS.bfloat16(), EYE, EYE),
+        TypeError,
+        "X: .*got bfloat16",
+    ),
+    "X not finite": (lambda: attention_map(TOKENS / 0, EYE, EYE), ValueError, "X: expected finite entries"),
+    "X whose scores overflow": (lambda: attention_map(TOKENS + 1e30, EYE, EYE), ValueError, "X: .*overflow"),
+    "X of another length": (
+        lambda: Attention.from_matrices(EYE, EYE, log_weights=torch.zeros(2))(TOKENS),
+        ValueError,
+        "X: expected 2 tokens as log_weights",
+    ),
+    "mask without a key": (
+        lambda: Attention.from_matrices(EYE, EYE, mask=NO_KEY),
+        ValueError,
+        "mask.*visible key",
+    ),
+    "mask and causal without a key": (
+        lambda: Attention.from_matrices(EYE, EYE, mask=~torch.eye(2).bool(), causal=True),
+        ValueError,
+        "mask.*visible key",
+    ),
+    "log_weights without a key": (
+        lambda: Attention.from_matrices(EYE, EYE, log_weights=torch.tensor([-math.inf, 0.0]), causal=True),
+        ValueError,
+        "log_weights.*visible key",
+    ),
+    "log_weights not a number": (
+        lambda: Attention.from_matrices(EYE, EYE, log_weights=torch.tensor([math.nan, 0.0])),
+        ValueError,
+        "log_weights: expected",
+    ),
+    "mask of numbers": (
+        lambda: Attention.from_matrices(EYE, EYE, mask=EYE),
+        ValueError,
+        "mask: expected a boolean",
+    ),
+    "mask not square": (
+        lambda: Attention.from_matrices(EYE, EYE, mask=torch.ones(2, 3).bool()),
+        ValueError,
+        "mask: ",
+    ),
+    "key of another shape": (
+        lambda: Attention(**FOUR | {"key": torch.ones(2, 3, 4)}),
+        ValueError,
+        "key: expected shape",
+    ),
+    "key heads that do not divide": (
+        lambda: Attention(
+            **{name: torch.ones(h, 2, 4) for name, h in (("query", 3), ("key", 2), ("value", 2))}
+        ),
+        ValueError,
+        "key: expected a number of heads that divides 3",
+    ),
+    "value of two dimensions": (
+        lambda: Attention(**FOUR | {"value": torch.ones(3, 4)}),
+        ValueError,
+        "value: expected 3",
+    ),
+    "output of another shape": (
+        lambda: Attention(**FOUR, output=torch.ones(4, 5)),
+        ValueError,
+        "output: expected shape",
+    ),
+    "output_bias alone": (
+        lambda: Attention(**FOUR, output_bias=torch.ones(4)),
+        ValueError,
+        "output_bias: expected",
+    ),
+    "query_bias of another shape": (
+        lambda: Attention(**FOUR, query_bias=torch.ones(2)),
+        ValueError,
+        "query_bias: ",
+    ),
+    "rotary of another length": (
+        lambda: Attention(**FOUR, rotary=torch.ones(2)),
+        ValueError,
+        "rotary: expected shape",
+    ),
+    "no head": (
+        lambda: Attention(*(torch.ones(0, 2, 4),) * 3),
+        ValueError,
+        "query, key, value: expected non-empty",
+    ),
+    "scale not a number": (
+        lambda: Attention(**FOUR, scale=math.nan),
+        ValueError,
+        "scale: expected a finite number",
+    ),
+    "mask a list": (
+        lambda: Attention(**FOUR, mask=[[True]]),
+        TypeError,
+        "mask: expected a torch.Tensor, got list",
+    ),
+    "log_weights a list": (
+        lambda: Attention(**FOUR, log_weights=[0.0]),
+        TypeError,
+        "log_weights: .*got list",
+    ),
+    "head out of range": (
+        lambda: Attention(**FOUR).head(2),
+        IndexError,
+        "index: expected a head from 0 to 1, got 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_INPUT)
+def test_bad_input(name):
+    call, error, message = BAD_INPUT[name]
+    with pytest.raises(error, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,266 @@
+"""Jacobians in three terms and by autodiff, against both its modes, differences, and the formula."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import dropout, scaled_dot_product_attention
+
+import lipcore.jacobian as module
+from lipcore import Attention, AttentionJacobian, AutogradJacobian, local_lipschitz, spectral_norm
+from lipcore.jacobian import MatrixOperator
+
+EXACT = {"rtol": 1e-12, "atol": 1e-12}  # float64, against autodiff
+
+
+def members(X):
+    """The members of a batch, (n, d) each."""
+    return X.reshape(-1, *X.shape[-2:])
+
+
+def matrix(jacobian_of_arrays, X):
+    """(n, q, n, d) → (nq, nd)."""
+    return jacobian_of_arrays.reshape(-1, X.numel())
+
+
+def flat_dense(operator):
+    return operator.dense().reshape(-1, *operator.shape)
+
+
+@pytest.mark.parametrize("autodiff", [torch.func.jacrev, torch.func.jacfwd], ids=["reverse", "forward"])
+def test_agrees_with_autodiff(case, autodiff):
+    found = flat_dense(case.attention.jacobian(case.X))
+    expected = torch.stack([matrix(autodiff(case.attention)(X), X) for X in members(case.X)])
+    torch.testing.assert_close(found, expected, **EXACT)
+
+
+def test_agrees_with_central_differences(case):
+    step, J = 1e-5, case.attention.jacobian(case.X)
+    H = torch.randn(case.X.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    difference = (case.attention(case.X + step * H) - case.attention(case.X - step * H)) / (2 * step)
+    scale = difference.abs().max().item()
+    torch.testing.assert_close(J.matvec(H), difference, rtol=0, atol=1e-7 * max(scale, 1))
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["unmasked", "masked"])
+def test_three_terms_of_the_theory(randn, causal):
+    """The formula of theory §1, written out with loops."""
+    A, V, X, H = randn(3, 3), randn(2, 3), randn(5, 3), randn(5, 3)
+    attention = Attention.from_matrices(A, V, causal=causal)
+    P = attention.weights(X)[0]
+    for i in range(5):
+        mean = sum(P[i, j] * X[j] for j in range(5))
+        covariance = sum(P[i, j] * torch.outer(X[j] - mean, X[j] - mean) for j in range(5))
+        mixing = sum(P[i, j] * H[j] for j in range(5))
+        keys = sum(P[i, j] * (X[j] - mean) * ((A @ X[i]) @ H[j]) for j in range(5))
+        torch.testing.assert_close(
+            attention.jacobian(X).matvec(H)[i], V @ (mixing + covariance @ A @ H[i] + keys), **EXACT
+        )
+
+
+def test_adjoint(case):
+    J, generator = case.attention.jacobian(case.X), torch.Generator().manual_seed(2)
+    H = torch.randn(*J.batch_shape, *J.input_shape, generator=generator, dtype=torch.float64)
+    G = torch.randn(*J.batch_shape, *J.output_shape, generator=generator, dtype=torch.float64)
+    forward, backward = (J.matvec(H) * G).sum((-2, -1)), (H * J.rmatvec(G)).sum((-2, -1))
+    torch.testing.assert_close(forward, backward, rtol=1e-12, atol=1e-11)
+    assert J.shape == (J.T.shape[1], J.T.shape[0]) and J.T.T is J
+    torch.testing.assert_close(J.T.matvec(G), J.rmatvec(G), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("store", [True, False], ids=["P kept", "P worked out anew"])
+@pytest.mark.parametrize("rows", [1, 2, 64])
+def test_tiles_change_nothing(case, monkeypatch, store, rows):
+    """Any cut into tiles (one head and a few rows at a time) gives the products of the whole."""
+    whole = flat_dense(case.attention.jacobian(case.X))
+    monkeypatch.setattr(module, "TILE_BYTES", 1)
+    monkeypatch.setattr(module, "TILE_ROWS", rows)
+    tiled = AttentionJacobian(case.attention, case.X, store=store)
+    torch.testing.assert_close(flat_dense(tiled), whole, **EXACT)
+    torch.testing.assert_close(flat_dense(tiled.T), whole.mT, **EXACT)
+
+
+def test_long_sequences_are_not_stored(make_case, monkeypatch):
+    case = make_case("biases, causal")
+    assert case.attention.jacobian(case.X)._weights is not None
+    monkeypatch.setattr(module, "WEIGHTS_BYTES", 1)
+    assert case.attention.jacobian(case.X)._weights is None
+
+
+def test_memory_is_linear_in_the_length(randn):
+    """No array of the size of P is made: at 1500 tokens it would have 2 million entries."""
+    attention, X = Attention.from_matrices(randn(2, 2), randn(2, 2), causal=True), randn(1500, 2)
+    J = AttentionJacobian(attention, X, store=False)
+    largest = max(P.numel() for _, _, _, P in J._tiles())
+    assert largest <= max(module.TILE_BYTES // 8, 64 * 1500) < 1500**2 / 10
+    H = randn(1500, 2)
+    step = 1e-5
+    difference = (attention(X + step * H) - attention(X - step * H)) / (2 * step)
+    torch.testing.assert_close(J.matvec(H), difference, rtol=0, atol=1e-6)
+
+
+def test_batch_members_are_independent(make_case):
+    case = make_case("batch")
+    J = case.attention.jacobian(case.X)
+    assert J.batch_shape == (2, 3)
+    alone = torch.stack([case.attention.jacobian(X).dense() for X in members(case.X)])
+    torch.testing.assert_close(flat_dense(J), alone, **EXACT)
+
+
+def test_single_precision(case):
+    """float32 agrees with float64 to float32's accuracy."""
+    double = case.attention.jacobian(case.X).dense()
+    single = case.attention.to(torch.float32).jacobian(case.X.float()).dense()
+    torch.testing.assert_close(single.double(), double, rtol=1e-4, atol=2e-5 * double.abs().max().item())
+
+
+@pytest.mark.parametrize("radius", [1e-6, 1e4, 1e6])
+def test_extreme_radii(make_case, radius):
+    """No NaN; mixing alone is left (theory §6), but for rounding, which the scores ‖A‖R² amplify."""
+    case = make_case("one head")
+    J = case.attention.jacobian(radius * case.X).dense()
+    mixing = torch.kron(case.attention.weights(radius * case.X)[0], case.attention.value[0])
+    torch.testing.assert_close(J, mixing, rtol=0, atol=max(1e-6, 1e-14 * radius**2))
+
+
+def test_gradients_of_the_input_are_left_alone(make_case):
+    case = make_case("one head")
+    X = case.X.clone().requires_grad_()
+    assert not case.attention.jacobian(X).matvec(torch.ones_like(X)).requires_grad
+
+
+def test_wrong_vectors(make_case):
+    case = make_case("batch")
+    J = case.attention.jacobian(case.X)
+    with pytest.raises(ValueError, match=r"H: expected shape \(2, 3, 5, 4\), got \(5, 4\)"):
+        J.matvec(case.X[0, 0])
+    with pytest.raises(TypeError, match=r"H: expected torch\.float64"):
+        J.matvec(case.X.float())
+    with pytest.raises(TypeError, match=r"G: expected a torch\.Tensor, got list"):
+        J.rmatvec([1.0])
+
+
+# --- autodiff -----------------------------------------------------------------------------------------------
+
+
+def fused(X):
+    """PyTorch's fused attention, with one head."""
+    return scaled_dot_product_attention(X, X, X)
+
+
+def test_autograd_agrees_with_three_terms(case):
+    found, expected = AutogradJacobian(case.attention, case.X), case.attention.jacobian(case.X)
+    assert found.shape == expected.shape and found.batch_shape == expected.batch_shape
+    torch.testing.assert_close(found.dense(), expected.dense(), **EXACT)
+    torch.testing.assert_close(found.T.dense(), expected.T.dense(), **EXACT)
+
+
+def test_returns_tangents_not_values():
+    """f(X) = X + 7 has Jacobian I: the first output of jvp would be X + 7."""
+    X = torch.zeros(2, 1, dtype=torch.float64)
+    assert torch.equal(AutogradJacobian(lambda X: X + 7, X).dense(), torch.eye(2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_fused_attention(randn, causal):
+    X = randn(2, 5, 4)
+    att = Attention.from_matrices(torch.eye(4).double() / 2, torch.eye(4).double(), causal=causal)
+    J = AutogradJacobian(lambda X: scaled_dot_product_attention(X, X, X, is_causal=causal), X)
+    torch.testing.assert_close(J.dense(), att.jacobian(X).dense(), **EXACT)
+    torch.testing.assert_close(J.T.dense(), att.jacobian(X).T.dense(), **EXACT)
+
+
+def test_multihead_attention_module(randn):
+    """torch.nn.MultiheadAttention and the Attention made of its weights have one Jacobian."""
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(8, 2, batch_first=True, dtype=torch.float64).eval().requires_grad_(False)
+    parts = layer.in_proj_weight.unflatten(0, (3, 2, 4))
+    biases = layer.in_proj_bias.unflatten(0, (3, 2, 4))
+    attention = Attention(*parts, *biases, output=layer.out_proj.weight, output_bias=layer.out_proj.bias)
+    X = randn(3, 6, 8)
+    torch.testing.assert_close(attention(X), layer(X, X, X, need_weights=False)[0])
+    value = local_lipschitz(lambda X: layer(X, X, X, need_weights=False)[0], X, tol=1e-12).value
+    torch.testing.assert_close(value, local_lipschitz(attention, X, tol=1e-12).value)
+
+
+def test_maps_with_branches(randn):
+    """A map that looks at values cannot be traced, and falls back to one jvp a product."""
+    X = randn(3, 2)
+    J = AutogradJacobian(lambda X: torch.tanh(X) if float(X.sum()) > -100 else X, X)
+    torch.testing.assert_close(J.dense(), torch.diag(1 - torch.tanh(X.flatten()) ** 2))
+
+
+class _NoRule(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, X):
+        return X.clone()
+
+
+BAD_MAPS = {
+    "training": (
+        lambda: nn.Dropout(0.5),
+        ValueError,
+        "fn: expected a module in evaluation mode, got Dropout",
+    ),
+    "method of a training module": (
+        lambda: nn.Dropout(0.5).forward,
+        ValueError,
+        "fn: expected a module in evaluation",
+    ),
+    "training inside": (
+        lambda: (
+            nn.Sequential(nn.Linear(2, 2), nn.Dropout()).eval().requires_grad_(False).append(nn.Dropout())
+        ),
+        ValueError,
+        "fn: expected a module in evaluation mode, got Sequential",
+    ),
+    "dropout in a function": (
+        lambda: lambda X: dropout(X, 0.5, training=True),
+        ValueError,
+        "fn: expected the same output",
+    ),
+    "tuple": (lambda: lambda X: (X, None), TypeError, r"fn: .*returns a tensor, got tuple: wrap it"),
+    "not a map": (lambda: 3, TypeError, "fn: expected a callable, got int"),
+    "batch lost": (
+        lambda: lambda X: X.sum(0),
+        ValueError,
+        r"fn: expected an output that begins with the batch \(2,\)",
+    ),
+    "another dtype": (lambda: lambda X: X.float(), TypeError, r"fn\(X\) is torch.float32"),
+    "not finite": (lambda: lambda X: X / 0, ValueError, "fn: expected a finite output at X"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_MAPS)
+def test_bad_maps(name):
+    make, error, message = BAD_MAPS[name]
+    with pytest.raises(error, match=message) as caught:
+        AutogradJacobian(make(), torch.ones(2, 3, 2, dtype=torch.float64))
+    assert "\n" not in str(caught.value)
+
+
+def test_no_derivative_rule():
+    """The error says in one line what to change."""
+    J = AutogradJacobian(_NoRule.apply, torch.ones(3, 2))
+    for product in (J.matvec, J.rmatvec):
+        with pytest.raises(
+            NotImplementedError, match=r"automatic differentiation has no rule.*explicit softmax"
+        ) as caught:
+            product(torch.ones(3, 2))
+        assert "\n" not in str(caught.value)
+
+
+def test_bad_tokens():
+    with pytest.raises(ValueError, match="X: expected finite"):
+        AutogradJacobian(torch.sin, torch.tensor([[math.inf]]))
+    with pytest.raises(TypeError, match="X: expected float32 or float64"):
+        AutogradJacobian(torch.sin, torch.ones(2, 2, dtype=torch.float16))
+
+
+def test_matrix_operator(randn):
+    M = randn(2, 3, 4)
+    operator = MatrixOperator(M)
+    assert torch.equal(operator.dense(), M)
+    torch.testing.assert_close(operator.T.dense(), M.mT, rtol=1e-15, atol=1e-15)
+    torch.testing.assert_close(spectral_norm(operator.T).value, torch.linalg.matrix_norm(M, 2))

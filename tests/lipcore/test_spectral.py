@@ -1,0 +1,413 @@
+"""Spectral norms against NumPy and SciPy, the certificate's coverage, and the degenerate cases."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.sparse.linalg import svds
+from scipy.stats import binom
+
+from lipcore import Attention, AutogradJacobian, local_lipschitz, spectral_norm
+from lipcore.bounds import local_upper
+
+METHODS = ["lanczos", "power"]
+
+
+def orthogonal(generator, *batch, size):
+    """Haar-distributed orthogonal matrices, (*batch, size, size)."""
+    Q, R = torch.linalg.qr(torch.randn(*batch, size, size, generator=generator, dtype=torch.float64))
+    return Q * R.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]
+
+
+def with_spectrum(generator, spectrum, *batch, rows=None):
+    """Random matrices (*batch, rows, N) with the given N singular values."""
+    N = len(spectrum)
+    rows = N if rows is None else rows
+    left = orthogonal(generator, *batch, size=rows)[..., :N]
+    return left * torch.as_tensor(spectrum, dtype=torch.float64) @ orthogonal(generator, *batch, size=N)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("shape", [(7, 7), (3, 8), (8, 3), (1, 5), (5, 1), (1, 1), (4, 2, 6, 5)])
+def test_agrees_with_numpy(randn, method, shape):
+    M = randn(*shape)
+    found = spectral_norm(M, method=method, tol=1e-13, max_iterations=None if method == "lanczos" else 5000)
+    np.testing.assert_allclose(found.value, np.linalg.norm(M.numpy(), 2, axis=(-2, -1)), rtol=1e-10)
+    assert found.value.shape == found.iterations.shape == found.converged.shape == shape[:-2]
+
+
+def test_agrees_with_scipy(make_case):
+    """Through products alone, on a Jacobian of 240 × 240."""
+    case = make_case("biases, causal")
+    X = torch.randn(60, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    J = case.attention.jacobian(X)
+    expected = svds(J.dense().numpy(), k=1, return_singular_vectors=False, random_state=0)[0]
+    assert spectral_norm(J, tol=1e-12).value.item() == pytest.approx(expected, rel=1e-11)
+
+
+def test_agrees_with_dense_on_every_layer(case):
+    found = local_lipschitz(case.attention, case.X, tol=1e-12)
+    expected = torch.linalg.matrix_norm(case.attention.jacobian(case.X).dense(), 2)
+    torch.testing.assert_close(found.value, expected, rtol=1e-11, atol=0)
+    assert bool((found.upper >= expected).all()) and bool(found.converged.all())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_singular_vectors(randn, method):
+    M = randn(3, 6, 5)
+    found = spectral_norm(M, method=method, tol=1e-12)
+    u, v = found.left, found.right
+    assert u.shape == (3, 6) and v.shape == (3, 5)
+    torch.testing.assert_close(v.norm(dim=-1), torch.ones(3, dtype=torch.float64))
+    torch.testing.assert_close((M @ v[..., None])[..., 0], found.value[:, None] * u, rtol=0, atol=1e-9)
+    torch.testing.assert_close((M.mT @ u[..., None])[..., 0], found.value[:, None] * v, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_residual_finds_a_singular_value(randn, method, steps):
+    """Within ``residual`` of ``value`` lies some singular value, converged or not."""
+    M = randn(50, 12, 12)
+    found = spectral_norm(M, method=method, max_iterations=steps, tol=1e-12)
+    distance = (torch.linalg.svdvals(M) - found.value[:, None]).abs().amin(-1)
+    assert bool((distance <= found.residual * (1 + 1e-10)).all())
+    assert bool((found.residual > 0).all()) and int(found.iterations.max()) == steps
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_value_is_a_lower_bound(randn, method):
+    M = randn(300, 12, 12)
+    truth = torch.linalg.matrix_norm(M, 2)
+    for steps in (1, 2, 3, 5):
+        found = spectral_norm(M, method=method, max_iterations=steps)
+        assert bool((found.lower <= truth * (1 + 1e-14)).all()) and torch.equal(found.value, found.lower)
+
+
+# --- the certificate ----------------------------------------------------------------------------------------
+
+N, TRIALS = 20, 3000
+_NODES = (1 + np.cos(np.pi * (2 * np.arange(1, N) - 1) / (2 * (N - 1)))) / 2  # Chebyshev's, on [0, 1]
+
+#: Spectra that are hard in different ways; the largest value is 1.
+SPECTRA = {
+    "rank one": [1.0] + [0.0] * (N - 1),
+    "hidden by a plateau": [1.0] + [0.99] * (N - 1),
+    "hidden by a low plateau": [1.0] + [0.5] * (N - 1),
+    "two plateaus": [1.0] + [0.9] * 10 + [0.4] * (N - 11),
+    "evenly spaced": np.linspace(1, 0, N),
+    "geometric": 0.7 ** np.arange(N),
+    "crowded at the top": 1 - np.linspace(0, 1, N) ** 2 / 10,
+    "Chebyshev nodes below": np.concatenate([[1.0], np.sqrt(0.9 * _NODES)]),
+    "random": np.sort(np.random.default_rng(0).uniform(size=N - 1)).tolist()[::-1],
+}
+SPECTRA["random"] = [1.0, *SPECTRA["random"]]
+
+
+def misses(spectrum, *, method, steps, probability, seed=0):
+    """How many of TRIALS random matrices with this spectrum have their norm above ``upper``."""
+    generator = torch.Generator().manual_seed(seed)
+    M = with_spectrum(generator, spectrum, TRIALS)  # turning the matrix is turning the start
+    found = spectral_norm(
+        M, method=method, max_iterations=steps, probability=probability, tol=1e-15, generator=generator
+    )
+    assert found.probability == probability
+    assert bool((found.lower <= 1 + 1e-12).all())
+    return int((found.upper < 1 - 1e-13).sum())
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("steps", [1, 2, 3, 6])
+@pytest.mark.parametrize("spectrum", SPECTRA)
+def test_upper_covers_the_truth(method, steps, spectrum):
+    """The upper end misses at most as often as it says (one-sided binomial test at 10⁻⁶)."""
+    failure = 0.1
+    found = misses(SPECTRA[spectrum], method=method, steps=steps, probability=1 - failure)
+    assert binom.sf(found - 1, TRIALS, failure) > 1e-6, f"{found} of {TRIALS} missed, {failure:.0%} allowed"
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("failure", [0.3, 0.05, 0.01])
+def test_certificate_is_not_conservative(method, failure):
+    """After one step on a matrix of rank one it misses as often as it says (two-sided binomial test)."""
+    found = misses(SPECTRA["rank one"], method=method, steps=1, probability=1 - failure, seed=5)
+    assert 1e-5 < binom.cdf(found, TRIALS, failure) < 1 - 1e-5, (
+        f"{found} of {TRIALS} missed, {failure:.0%} expected"
+    )
+
+
+def test_coverage_over_generators():
+    """The same with one matrix and many seeds: the start is uniform on the sphere."""
+    M, failure = torch.zeros(1, 6, dtype=torch.float64), 0.2
+    M[0, 2] = 1.0
+    missed = sum(
+        spectral_norm(
+            M, max_iterations=1, probability=1 - failure, generator=torch.Generator().manual_seed(seed)
+        ).upper.item()
+        < 1 - 1e-13
+        for seed in range(500)
+    )
+    assert 1e-5 < binom.cdf(missed, 500, failure) < 1 - 1e-5
+
+
+@pytest.mark.parametrize("spectrum", SPECTRA)
+def test_bracket_closes(generator, spectrum):
+    """At the default tolerance and probability the bracket is narrow: √tol at most, as documented.
+
+    The tolerance itself is met where the top of the spectrum is resolved, and to twenty times that where it
+    is crowded.
+    """
+    found = spectral_norm(with_spectrum(generator, SPECTRA[spectrum], 200), tol=1e-4)
+    assert bool(found.converged.all())
+    assert bool((found.upper / found.lower <= 1.01 + 1e-9).all())
+    assert bool((found.lower >= 1 - (2e-3 if spectrum == "crowded at the top" else 1e-4)).all())
+    assert bool((found.upper >= 1).all())
+
+
+def test_more_probable_is_wider(randn):
+    M = randn(30, 30)
+    uppers = [
+        spectral_norm(M, max_iterations=3, probability=p).upper.item() for p in (0.5, 0.9, 0.99, 0.999999)
+    ]
+    assert uppers == sorted(uppers) and len(set(uppers)) == 4
+
+
+# --- scaling, degenerate spectra, batches -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("factor", [1e-8, 1e-3, 1e3, 1e8])
+def test_scaling(randn, method, dtype, factor):
+    """σ(c·f) = c·σ(f), in as many iterations: tolerances are relative."""
+    M = randn(3, 9, 7, dtype=dtype)
+    one, scaled = spectral_norm(M, method=method), spectral_norm(factor * M, method=method)
+    assert torch.equal(one.iterations, scaled.iterations)
+    for name in ("value", "upper", "residual"):
+        torch.testing.assert_close(
+            getattr(scaled, name), factor * getattr(one, name), rtol=5e-3, atol=factor * 1e-5
+        )
+    torch.testing.assert_close(scaled.value, factor * one.value, rtol=50 * torch.finfo(dtype).eps, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("factor", [1e-8, 1e8])
+def test_scaling_of_a_layer(make_case, dtype, factor):
+    case = make_case("heads projected")
+    attention, X = case.attention.to(dtype), case.X.to(dtype)
+    scaled = Attention(attention.query, attention.key, factor * attention.value, output=attention.output)
+    one, many = local_lipschitz(attention, X), local_lipschitz(scaled, X)
+    torch.testing.assert_close(many.value, factor * one.value, rtol=50 * torch.finfo(dtype).eps, atol=0)
+    assert torch.equal(one.iterations, many.iterations)
+
+
+@pytest.mark.parametrize("factor", [1e-200, 1e200])
+def test_squares_may_overflow(randn, factor):
+    M = randn(6, 5)
+    assert spectral_norm(factor * M, tol=1e-10).value.item() == pytest.approx(
+        factor * torch.linalg.matrix_norm(M, 2).item(), rel=1e-9
+    )
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_zero(method, dtype):
+    found = spectral_norm(torch.zeros(2, 4, 3, dtype=dtype), method=method)
+    for name in ("value", "lower", "upper", "residual"):
+        assert torch.equal(getattr(found, name), torch.zeros(2, dtype=dtype)), name
+    assert bool(found.converged.all()) and bool((found.iterations == 1).all())
+    assert bool(torch.isfinite(found.left).all()) and bool(torch.isfinite(found.right).all())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_zero_beside_others(randn, method):
+    """A zero member does not spoil, and is not spoilt by, the rest of its batch."""
+    M = randn(3, 6, 5)
+    M[1] = 0
+    found = spectral_norm(M, method=method, tol=1e-12)
+    torch.testing.assert_close(found.value, torch.linalg.matrix_norm(M, 2), rtol=1e-9, atol=0)
+    assert found.upper[1] == 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_zero_jacobian_of_a_layer(randn, method):
+    attention = Attention.from_matrices(randn(3, 3), torch.zeros(2, 3, dtype=torch.float64))
+    found = local_lipschitz(attention, randn(5, 3), method=method)
+    assert found.value == found.upper == 0 and bool(found.converged)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_one_token(randn, method):
+    """With one token f is x ↦ Vx, whatever A."""
+    V = randn(3, 4)
+    found = local_lipschitz(Attention.from_matrices(randn(4, 4), V), randn(1, 4), method=method, tol=1e-12)
+    assert found.value.item() == pytest.approx(torch.linalg.matrix_norm(V, 2).item(), rel=1e-9)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_one_column(randn, method):
+    """One input: the start is the singular vector, and the bracket has no width."""
+    M = randn(5, 1)
+    found = spectral_norm(M, method=method)
+    assert found.value.item() == pytest.approx(M.norm().item(), rel=1e-14)
+    assert found.upper.item() == pytest.approx(M.norm().item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("method", METHODS)
+def test_rank_two_in_five_hundred(randn, method, dtype):
+    M = (randn(500, 2) @ randn(2, 500)).to(dtype)
+    found = spectral_norm(M, method=method)
+    truth = torch.linalg.matrix_norm(M.double(), 2).item()
+    assert found.value.item() == pytest.approx(truth, rel=1e-4 if method == "lanczos" else 1e-3)
+    assert found.lower.item() <= truth * (1 + 1e-5) and found.upper.item() >= truth * (1 - 1e-5)
+    assert bool(found.converged) and (method == "power" or int(found.iterations) <= 4)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_equal_singular_values(generator, method):
+    """An isometry: every start is a singular vector."""
+    found = spectral_norm(3.0 * orthogonal(generator, size=40), method=method)
+    assert found.value.item() == pytest.approx(3.0, rel=1e-13)
+    assert bool(found.converged) and found.upper.item() >= 3.0
+
+
+@pytest.mark.parametrize("gap", [1e-3, 1e-6, 1e-9])
+def test_clustered_singular_values(generator, gap):
+    """A cluster at the top is as good as its largest value, within the tolerance."""
+    spectrum = np.concatenate([1 - gap * np.arange(5), np.linspace(0.9, 0, 35)])
+    found = spectral_norm(with_spectrum(generator, spectrum), tol=1e-4)
+    assert found.value.item() == pytest.approx(1.0, rel=2e-4) and bool(found.converged)
+    exact = spectral_norm(with_spectrum(generator, spectrum), tol=1e-14)
+    assert exact.value.item() == pytest.approx(1.0, rel=1e-12)
+
+
+def test_hidden_singular_value_is_not_overlooked(generator):
+    """A top value 1.3 over a plateau of 1: the plateau looks converged at once, but the stop waits."""
+    M = with_spectrum(generator, [1.3] + [1.0] * 999)
+    assert spectral_norm(M).value.item() == pytest.approx(1.3, rel=1e-4)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_members_do_not_see_their_neighbours(make_case, method):
+    """A member's result is the same in any company, to rounding."""
+    case = make_case("batch")
+    X = case.X * torch.tensor([0.1, 1.0, 3.0], dtype=torch.float64)[:, None, None]
+    together = local_lipschitz(case.attention, X, method=method)
+    assert together.value.shape == (2, 3) and together.left.shape == (2, 3, 5, 4)
+    for index in np.ndindex(2, 3):
+        alone = local_lipschitz(case.attention, X[index], method=method)
+        assert alone.iterations == together.iterations[index]
+        for name in ("value", "upper"):
+            torch.testing.assert_close(
+                getattr(alone, name), getattr(together, name)[index], rtol=1e-10, atol=1e-12
+            )
+        assert bool((alone.right - together.right[index]).norm() < 1e-6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_each_member_stops_for_itself(generator, method):
+    easy, hard = (
+        with_spectrum(generator, [1.0] + [1e-3] * 29),
+        with_spectrum(generator, np.linspace(1, 0.5, 30)),
+    )
+    found = spectral_norm(torch.stack([easy, hard]), method=method, tol=1e-8)
+    assert found.iterations[0] < found.iterations[1] / 2
+
+
+def test_iterations_count_products(randn):
+    """``iterations`` are pairs of products; Lanczos takes one product with J more, for the value itself."""
+    calls = {"J": 0, "JT": 0}
+    operator = AutogradJacobian(torch.sin, randn(20, 2))
+
+    def counted(name, product):
+        def call(vector):
+            calls[name] += 1
+            return product(vector)
+
+        return call
+
+    operator.matvec, operator.rmatvec = counted("J", operator.matvec), counted("JT", operator.rmatvec)
+    found = spectral_norm(operator)
+    assert calls["JT"] == found.iterations and calls["J"] - found.iterations in (0, 1)
+
+
+def test_max_iterations(randn):
+    found = spectral_norm(randn(30, 30), max_iterations=2, tol=1e-9)
+    assert found.iterations == 2 and not bool(found.converged)
+
+
+def test_lanczos_needs_fewer_products_than_power(generator):
+    M = with_spectrum(generator, np.linspace(1, 0, 200))
+    lanczos, power = spectral_norm(M, tol=1e-6), spectral_norm(M, tol=1e-6, method="power")
+    assert lanczos.iterations < power.iterations and 1 - lanczos.value < 1 - power.value
+
+
+def test_deterministic_and_seeded(randn):
+    M = randn(30, 30)
+    one, two = spectral_norm(M, max_iterations=3), spectral_norm(M, max_iterations=3)
+    assert torch.equal(one.value, two.value)
+    other = spectral_norm(M, max_iterations=3, generator=torch.Generator().manual_seed(7))
+    assert one.value != other.value
+
+
+# --- upper bounds from elsewhere, and refusals --------------------------------------------------------------
+
+
+def test_upper_bound_passed_in(case):
+    bound = local_upper(case.attention, case.X)
+    found = local_lipschitz(case.attention, case.X, upper_bound=bound)
+    assert found.probability == 1.0 and found.upper.shape == found.value.shape
+    torch.testing.assert_close(found.upper, torch.maximum(bound, found.value))
+    assert bool(
+        (
+            found.upper >= torch.linalg.matrix_norm(case.attention.jacobian(case.X).dense(), 2) * (1 - 1e-13)
+        ).all()
+    )
+
+
+BAD_INPUT = {
+    "upper_bound below": (
+        {"upper_bound": 0.5},
+        ValueError,
+        "upper_bound: expected at least the value found, 1, got 0.5",
+    ),
+    "upper_bound not a number": ({"upper_bound": math.nan}, ValueError, "upper_bound: "),
+    "unknown method": ({"method": "qr"}, ValueError, "method: expected 'lanczos' or 'power', got 'qr'"),
+    "tol zero": ({"tol": 0}, ValueError, "tol: expected a number more than 0 and at most 1, got 0"),
+    "tol negative": ({"tol": -1e-4}, ValueError, "tol: expected a number more than 0"),
+    "tol large": ({"tol": 2.0}, ValueError, "tol: expected a number more than 0 and at most 1, got 2"),
+    "tol not a number": ({"tol": math.nan}, ValueError, "tol: expected a finite number"),
+    "tol a string": ({"tol": "1e-4"}, TypeError, "tol: expected a real number, got str"),
+    "probability one": ({"probability": 1.0}, ValueError, "probability: "),
+    "probability zero": ({"probability": 0.0}, ValueError, "probability: "),
+    "max_iterations zero": ({"max_iterations": 0}, ValueError, "max_iterations: expected at least 1, got 0"),
+    "max_iterations half": (
+        {"max_iterations": 2.5},
+        TypeError,
+        "max_iterations: expected a whole number, got 2.5",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_INPUT)
+@pytest.mark.parametrize("method", METHODS)
+def test_bad_input(name, method):
+    options, error, message = BAD_INPUT[name]
+    with pytest.raises(error, match=message):
+        spectral_norm(torch.eye(3), **({"method": method} | options))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_products_that_are_not_finite(method):
+    with pytest.raises(ValueError, match="expected finite products, got NaN or infinity"):
+        local_lipschitz(lambda X: (X - 1).abs().sqrt(), torch.ones(2, 2), method=method)
+
+
+def test_operators_that_are_none():
+    with pytest.raises(TypeError, match="matrix: expected float32 or float64"):
+        spectral_norm(torch.eye(3).int())
+    with pytest.raises(ValueError, match="X: expected finite"):
+        local_lipschitz(Attention.from_matrices(torch.eye(2), torch.eye(2)), torch.full((2, 2), math.nan))
+    with pytest.raises(TypeError, match="operator: "):
+        spectral_norm("a matrix")

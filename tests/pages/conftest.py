@@ -1,0 +1,35 @@
+"""The built book, served, and one browser for all the checks."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from checker import FLAGS, chromium_path, serve
+
+HTML = Path(__file__).resolve().parents[2] / "_build" / "html"
+
+
+def pytest_generate_tests(metafunc):
+    """Run a test once for each page of the built book."""
+    if "built_page" in metafunc.fixturenames:
+        pages = sorted(str(p.relative_to(HTML)) for p in HTML.rglob("*.html") if "_static" not in p.parts)
+        pages = [page for page in pages if page != "index.html"]  # the redirect has its own test
+        metafunc.parametrize("built_page", pages or [pytest.param("none", id="the book is not built")])
+
+
+@pytest.fixture(scope="session")
+def browser():
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=chromium_path(), args=FLAGS)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="session")
+def site():
+    assert (HTML / "index.html").exists(), "build the book first: make book"
+    with serve(HTML) as address:
+        yield address
