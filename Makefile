@@ -3,6 +3,7 @@
 PYTHON    ?= python3
 # Extra options for pip, such as PyTorch's index of wheels without CUDA (see CONTRIBUTING.md).
 PIP_FLAGS ?=
+ATTACK_FLAGS ?=
 PYTEST_FLAGS ?= -n auto --dist loadfile
 
 VENV  := .venv
@@ -49,10 +50,8 @@ test: $(STAMP) $(WEIGHTS)  ## test the package, its docstrings and the build
 check: book  ## open every built page in a browser and check it
 	$(BIN)/python -m pytest tests/pages -p no:cacheprovider
 
-ifneq ($(wildcard benchmarks/attack.py),)
 attack: $(STAMP) $(WEIGHTS)  ## try to break every bound, at length
-	$(BIN)/python -m benchmarks.attack
-endif
+	$(BIN)/python -m lipcore.attack --output $(BUILD)/attack.json $(ATTACK_FLAGS)
 
 ifneq ($(wildcard benchmarks/test_*.py),)
 bench: $(STAMP) $(WEIGHTS)  ## time the package

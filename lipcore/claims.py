@@ -167,9 +167,7 @@ def _check_ratio(item: Claim) -> None:
     if not math.isfinite(ratio) or ratio < 0:
         raise ValueError(f"claim {item.key!r}: ratio must be a finite number ≥ 0, got {ratio}")
     if item.status in ("proved", "checked") and ratio > 1 + RATIO_TOLERANCE:
-        raise ValueError(
-            f"claim {item.key!r} is said to be {item.status}, but a ratio of {ratio:.10g} contradicts it"
-        )
+        raise ValueError(f"claim {item.key!r} is said to be {item.status}, but a ratio of {ratio:.10g} contradicts it")
     object.__setattr__(item, "ratio", ratio)
 
 

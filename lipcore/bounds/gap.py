@@ -231,12 +231,11 @@ def score_gap_lower(*, n: int, radius: float, A: Tensor, V: Tensor, log: bool = 
     V = _check_value(V, A)
     gap, u = score_gap(A)
     image = A.double() @ u
-    gap = exp(log_(gap) + 2 * log_(radius))
+    size, gap = image.norm().item(), exp(log_(gap) + 2 * log_(radius))
     log_w = log_weight(n, gap)
-    rest = exp(log_times(log_w, log_(n - 1) - gap, 2 * log_(radius)))  # (1 − w)R²
-    lead = image / image.norm() - u if image.norm() > 0 else 0 * u
-    moved = V + rest * torch.outer(V @ lead, image) if rest else V  # the factors of R² are in ``rest``
-    norm = torch.linalg.matrix_norm(moved, 2).item()
+    rest = exp(log_times(log_w, log_(n - 1) - gap, 2 * log_(radius), log_(size)))  # (1 − w) R²‖Au‖
+    first = image / size if size else u
+    norm = torch.linalg.matrix_norm(V + rest * torch.outer(V @ (first - u), first), 2).item()
     return finish(log_times(log_(n - 1) / 2, log_w, log_(norm)), log)
 
 

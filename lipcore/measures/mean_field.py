@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor
 
 from lipcore._checks import check_real_tensor, check_same_kind, check_square, check_tokens

@@ -14,9 +14,8 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = """---
-file_format: mystnb
-kernelspec:
-  name: python3
+jupytext: {text_representation: {extension: .md, format_name: myst, format_version: 0.13}}
+kernelspec: {display_name: Python 3, language: python, name: python3}
 ---
 """
 

@@ -10,13 +10,21 @@ CELL = "\n```{{code-cell}} python3\n{}\n```\n"
 
 PLANTED = {
     "a failing cell": ("notebooks/two.md", CELL.format("1 / 0"), "ZeroDivisionError"),
-    "a failing assert": ("notebooks/two.md", CELL.format("bound, truth = 1.0, 1.5\nassert truth <= bound"), "AssertionError"),
+    "a failing assert": (
+        "notebooks/two.md",
+        CELL.format("bound, truth = 1.0, 1.5\nassert truth <= bound"),
+        "AssertionError",
+    ),
     "a claim against its evidence": (
         "notebooks/two.md",
         CELL.format("from tinypkg.claims import claim\nclaim('x', 'y', source='book', status='proved', ratio=2.0)"),
         "contradicts",
     ),
-    "a warning of Python": ("notebooks/two.md", CELL.format("import warnings\nwarnings.warn('careful')"), "stderr"),
+    "a warning of Python": (
+        "notebooks/two.md",
+        CELL.format("import warnings\nwarnings.warn('careful')"),
+        "stderr",
+    ),
     "an unknown kind of output": (
         "notebooks/two.md",
         CELL.format("from IPython.display import display\ndisplay({'application/x-odd': 'text'}, raw=True)"),

@@ -84,12 +84,20 @@ def test_every_page_is_in_the_contents_once():
 def test_a_chapter_is_a_myst_notebook_with_short_cells(page):
     text = (ROOT / f"{page}.md").read_text(encoding="utf8")
     head = yaml.safe_load(text.split("---")[1])
-    assert head["file_format"] == "mystnb" and head["kernelspec"]["name"] == "python3"
+    assert head["jupytext"]["text_representation"]["format_name"] == "myst", "so that Jupyter opens it as a notebook"
+    assert head["kernelspec"]["name"] == "python3"
+    title = next(line for line in text.split("---", 2)[2].splitlines() if line.startswith("# "))
+    assert "$" not in title, "a title is also the window's: write √n, not TeX"
     cells = re.findall(r"^```\{code-cell\}[^\n]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     code = [re.sub(r"\A(---\n.*?\n---\n|(:[\w-]+:[^\n]*\n)+)", "", c, flags=re.DOTALL) for c in cells]
     assert code, "a chapter executes something"
     long = [c.split("\n")[0] for c in code if len(c.strip().split("\n")) > 30]
     assert long == [], "cells start so and are longer than 30 lines"
+
+
+def test_titles_in_the_bibliography_are_text():
+    """The bibliography styles do not typeset TeX."""
+    assert "$" not in (ROOT / "book" / "references.bib").read_text(encoding="utf8")
 
 
 def test_the_reference_has_every_public_module():

@@ -40,10 +40,16 @@ def convert():
         ("```{math}\na \\\\\nb\n```", "$$\n\\begin{aligned}\na \\\\\nb\n\\end{aligned}\n$$"),
         ("$$x$$ (eq-a)", "$$x\\tag{7}$$"),
         ("```{prf:theorem} Big\n:label: thm\nwords\n```", "**Theorem 1.2 (Big).**\n\nwords"),
-        ("````{dropdown} Proof\n```{math}\nx\n```\n````", "<details><summary><b>Proof</b></summary>\n\n$$\nx\n$$\n\n</details>"),
+        (
+            "````{dropdown} Proof\n```{math}\nx\n```\n````",
+            "<details><summary><b>Proof</b></summary>\n\n$$\nx\n$$\n\n</details>",
+        ),
         (":::{note}\nwords\n:::", "**Note.**\n\nwords"),
         ("```{admonition} Mind\nwords\n```", "**Mind.**\n\nwords"),
-        ("```{solution} ex\n:class: dropdown\nwords\n```", "<details><summary><b>Solution</b></summary>\n\nwords\n\n</details>"),
+        (
+            "```{solution} ex\n:class: dropdown\nwords\n```",
+            "<details><summary><b>Solution</b></summary>\n\nwords\n\n</details>",
+        ),
         ("```{figure} a.svg\n---\nalt: A curve\n---\nWords.\n```", "![A curve](a.svg)\n\n*Words.*"),
         ("```{bibliography}\n```", "*(This part is generated: see the page in the published book.)*"),
     ],

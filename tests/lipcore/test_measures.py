@@ -787,6 +787,23 @@ def test_a_sequence_with_repeated_tokens_has_the_constant_with_splitting(make):
         assert local_constants(X, None, A, V, times=t).item() == pytest.approx(plain, rel=1e-11)
 
 
+@pytest.mark.parametrize("counts", [[1, 8], [2, 16]])
+@pytest.mark.parametrize("with_times", [False, True])
+def test_splitting_helps_a_sequence_of_repeated_tokens(counts, with_times):
+    """One token in nine at 3, the others at 0, A = −1: ‖D_X f‖ = 8/9 comes from copies that part."""
+    A, V, counts = -tensor([1.0]), tensor([1.0]), torch.tensor(counts)
+    pair = TwoDirac(1 / 9, 3.0, 1.0, positions=(1.0, 0.0))
+    X = tensor([3.0], [0.0]).repeat_interleave(counts, 0)
+    times = torch.full((len(X),), 0.5, dtype=F64) if with_times else None
+    mu = TimedMeasure(times, X) if with_times else DiscreteMeasure(X)
+    assert norm(Attention.from_matrices(A, V).jacobian(X).dense()) == pytest.approx(8 / 9, rel=1e-12)
+    assert pair.constant < 0.4
+    for splitting, expected in ((True, 8 / 9), (False, pair.constant.item())):
+        assert local_constant(mu, A, V, splitting=splitting) == pytest.approx(expected, rel=1e-12)
+        found = local_constants(X, None, A, V, splitting=splitting, times=times)
+        assert found.item() == pytest.approx(expected, rel=1e-12)
+
+
 def transport_slope(mu, nu, A, V):
     return wasserstein(mean_field_attention(mu, A, V), mean_field_attention(nu, A, V)) / wasserstein(mu, nu)
 

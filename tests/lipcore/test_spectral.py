@@ -86,7 +86,7 @@ def test_value_is_a_lower_bound(randn, method):
 
 # --- the certificate ----------------------------------------------------------------------------------------
 
-N, TRIALS = 20, 3000
+N, TRIALS, SIZE = 20, 3000, 7.0  # norms away from one, where every power of them is the same
 _NODES = (1 + np.cos(np.pi * (2 * np.arange(1, N) - 1) / (2 * (N - 1)))) / 2  # Chebyshev's, on [0, 1]
 
 #: Spectra that are hard in different ways; the largest value is 1.
@@ -105,15 +105,14 @@ SPECTRA["random"] = [1.0, *SPECTRA["random"]]
 
 
 def misses(spectrum, *, method, steps, probability, seed=0):
-    """How many of TRIALS random matrices with this spectrum have their norm above ``upper``."""
+    """How many of TRIALS random matrices with this spectrum, times SIZE, have their norm above ``upper``."""
     generator = torch.Generator().manual_seed(seed)
-    M = with_spectrum(generator, spectrum, TRIALS)  # turning the matrix is turning the start
-    found = spectral_norm(
-        M, method=method, max_iterations=steps, probability=probability, tol=1e-15, generator=generator
-    )
+    M = SIZE * with_spectrum(generator, spectrum, TRIALS)  # turning the matrix is turning the start
+    options = {"method": method, "max_iterations": steps, "tol": 1e-15, "generator": generator}
+    found = spectral_norm(M, probability=probability, **options)
     assert found.probability == probability
-    assert bool((found.lower <= 1 + 1e-12).all())
-    return int((found.upper < 1 - 1e-13).sum())
+    assert bool((found.lower <= SIZE * (1 + 1e-12)).all())
+    return int((found.upper < SIZE * (1 - 1e-13)).sum())
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -36,8 +36,8 @@ TYPESET = "() => window.MathJax?.startup?.promise ? MathJax.startup.promise.then
 RAW_TEX = re.compile(r"\\[a-zA-Z]{2,}|\\\(|\\\[|\$[^$\s][^$\n]*\$|\$\$")
 
 VISIBLE_TEXT = """() => {
-  const skip = 'script, style, noscript, code, pre, kbd, textarea, mjx-container, .tooltip, .highlight';
-  const walker = document.createTreeWalker(document.querySelector('article, .bd-article, body'), NodeFilter.SHOW_TEXT);
+  const skip = 'script, style, noscript, code, pre, kbd, textarea, mjx-container, .tooltip, .highlight, .onlyprint';
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   const texts = [];
   while (walker.nextNode()) if (!walker.currentNode.parentElement.closest(skip)) texts.push(walker.currentNode.data);
   return texts.join(' ');
@@ -57,7 +57,8 @@ SIDEWAYS = """() => {
 
 # Contrast of text against the colour behind it, for a sample of every kind of text on the page.
 CONTRASTS = """() => {
-  const parse = (c) => { const m = c.match(/[\\d.]+/g).map(Number); return [m[0], m[1], m[2], m.length > 3 ? m[3] : 1]; };
+  const parse = (c) => { const m = c.match(/[\\d.]+/g).map(Number);
+    return [m[0], m[1], m[2], m.length > 3 ? m[3] : 1]; };
   const lum = ([r, g, b]) => { const f = (v) => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
     return 0.2126 * f(r) + 0.7152 * f(g) + 0.0722 * f(b); };
   const over = (top, under) => [0, 1, 2].map((i) => top[i] * top[3] + under[i] * (1 - top[3])).concat(1);
@@ -134,9 +135,7 @@ class Watched:
 
     def __init__(self, browser, address: str, *, viewport=None, dark=False):
         self.host = urlparse(address).netloc
-        self.context = browser.new_context(
-            viewport=viewport or DESKTOP, color_scheme="dark" if dark else "light"
-        )
+        self.context = browser.new_context(viewport=viewport or DESKTOP, color_scheme="dark" if dark else "light")
         self.page = self.context.new_page()
         self.faults: list[str] = []
         self.page.on("request", self._on_request)
@@ -178,14 +177,17 @@ class Watched:
 
 def check_mathematics(page, expected: int = 0) -> list[str]:
     """Every formula is typeset, and none is left in TeX."""
-    faults = [f"TeX error: {t}" for t in page.eval_on_selector_all("mjx-merror", "a => a.map(e => e.title || e.textContent)")]
+    faults = [
+        f"TeX error: {t}" for t in page.eval_on_selector_all("mjx-merror", "a => a.map(e => e.title || e.textContent)")
+    ]
     found = page.locator("mjx-container").count()
     if found < expected:
         faults.append(f"{found} formulas are typeset, {expected} are in the page")
     left = RAW_TEX.findall(page.evaluate(VISIBLE_TEXT))
     faults += [f"TeX in the text: {tex}" for tex in left[:5]]
     unknown = page.eval_on_selector_all(
-        "mjx-mtext", "a => a.filter(e => getComputedStyle(e).color === 'rgb(255, 0, 0)').map(e => e.textContent)"
+        "mjx-mtext",
+        "a => a.filter(e => getComputedStyle(e).color === 'rgb(255, 0, 0)').map(e => e.textContent)",
     )
     return faults + [f"undefined command: {text}" for text in unknown]
 

@@ -54,8 +54,14 @@ def test_a_good_page_has_no_fault(faults):
         (page_with("<p>so $\\norm{x}$ is</p>"), "TeX in the text"),
         (page_with("<p>so \\(x\\) is</p>"), "TeX in the text"),
         (page_with("<p>so $$x^2$$ is</p>"), "TeX in the text"),
-        (page_with("<mjx-container><mjx-merror title='Undefined'>x</mjx-merror></mjx-container>"), "TeX error"),
-        (page_with("<mjx-container><mjx-mtext style='color: red'>\\oops</mjx-mtext></mjx-container>"), "undefined"),
+        (
+            page_with("<mjx-container><mjx-merror title='Undefined'>x</mjx-merror></mjx-container>"),
+            "TeX error",
+        ),
+        (
+            page_with("<mjx-container><mjx-mtext style='color: red'>\\oops</mjx-mtext></mjx-container>"),
+            "undefined",
+        ),
         (page_with('<span class="math notranslate">x</span>'), "0 formulas are typeset"),
         (page_with('<div style="width: 2000px">wide</div>'), "scrolls sideways"),
         (page_with('<p style="color: #999">pale</p>'), "low contrast"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from typing import ClassVar
 
 import nbformat
 from docutils import nodes
@@ -37,7 +38,7 @@ class scoreboard_node(nodes.General, nodes.Element):
 class Scoreboard(SphinxDirective):
     """The table of claims; ``:source:`` and ``:status:`` choose some of them."""
 
-    option_spec = {"source": directives.unchanged, "status": directives.unchanged}
+    option_spec: ClassVar = {"source": directives.unchanged, "status": directives.unchanged}
 
     def run(self) -> list[nodes.Node]:
         """Leave a place for the table."""
@@ -139,9 +140,7 @@ def source_cell(source: str, docname: str) -> list[nodes.Node]:
     if source == "book":
         return [nodes.Text("this book")]
     key = PAPER_KEY if source == "paper" else source
-    target = pending_xref(
-        refdomain="cite", reftype="t", reftarget=key, refdoc=docname, refexplicit=False, refwarn=True
-    )
+    target = pending_xref(refdomain="cite", reftype="t", reftarget=key, refdoc=docname, refexplicit=False, refwarn=True)
     target += nodes.inline(key, key)
     return [target]
 
