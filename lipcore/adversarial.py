@@ -62,7 +62,7 @@ def worst_case_inputs(A: Tensor, n: int, radius: float, *, causal: bool = False)
     """
     check_square("A", A)
     n, radius = check_count("n", n), check_number("radius", radius, minimum=0)
-    scores = A.double() * radius**2
+    scores = A.double() * radius * radius  # as a tensor: past float64's range it is infinite, not an error
     if not bool(torch.isfinite(scores).all()):
         raise ValueError(f"radius: expected scores within float64's range, got {radius:g}")
     first, others = _shortened(*_candidate_pairs(scores))  # (candidates, d), in units of the radius

@@ -189,9 +189,7 @@ def _prepare(arguments: argparse.Namespace):
     attention = model.attention(arguments.layer)
     if arguments.head is not None:
         if not 0 <= arguments.head < attention.heads:
-            raise ValueError(
-                f"head: expected 0 to {attention.heads - 1} for {model.name}, got {arguments.head}"
-            )
+            raise ValueError(f"head: expected 0 to {attention.heads - 1} for {model.name}, got {arguments.head}")
         attention = attention.head(arguments.head)
     ids = texts.sequences(model, text, n=arguments.n, count=arguments.count, start=arguments.start)
     return model, attention, model.hidden_states(arguments.layer, ids)
@@ -208,10 +206,7 @@ def _row(attention, X, found, local, i: int) -> dict:
     from lipcore.bounds import layer_upper
 
     n, radius, sigma = X.shape[-2], X[i].double().norm(dim=-1).max().item(), found.value[i].item()
-    logs = {
-        form: layer_upper(attention, n=n, radius=radius, form=form, log=True)
-        for form in ("unified", "general")
-    }
+    logs = {form: layer_upper(attention, n=n, radius=radius, form=form, log=True) for form in ("unified", "general")}
     logs = {"local": math.log(local[i].item()) if local[i] > 0 else -math.inf} | logs
     bounds = {form: _exp(value) for form, value in logs.items()}
     return {
@@ -300,8 +295,7 @@ def _table(report: dict) -> str:
             f"{report['model']['name']} ({report['model']['architecture']}), {layer}; n = {report['n']}, "
             f"{report['count']} sequences of {report['text']} from token {report['start']}; "
             f"{report['dtype']}",
-            f"σ: local Lipschitz constant, to {report['tol']:g} relative; the bracket [lower, upper] holds "
-            f"{certainty}",
+            f"σ: local Lipschitz constant, to {report['tol']:g} relative; the bracket [lower, upper] holds {certainty}",
             *([f"{stopped} sequences did not reach the tolerance"] if stopped else []),
             "",
             *_aligned([titles, *rows]),

@@ -176,9 +176,7 @@ def figure(rows: int = 1, columns: int = 1, *, width: float = 7.2, height: float
 def save(fig: Figure, path: str | Path) -> Path:
     """Write a figure so that the same code gives the same bytes; returns the path."""
     path = Path(path)
-    metadata = (
-        {"Date": None} if path.suffix == ".svg" else {"Software": None} if path.suffix == ".png" else None
-    )
+    metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None} if path.suffix == ".png" else None
     with style():
         fig.savefig(path, metadata=metadata)
     return path
@@ -284,9 +282,7 @@ def bound_versus_truth(
     for role, values in bounds.items():
         colour = COLOURS[role] if role in COLOURS else next(free)
         _median_line(ax, x, values, color=colour, ls=_DASHES.get(role, "-"), label=names.get(role, role))
-    _median_line(
-        ax, x, truth, color=COLOURS["truth"], marker="o", mec="white", mew=0.8, ms=7, label=truth_label
-    )
+    _median_line(ax, x, truth, color=COLOURS["truth"], marker="o", mec="white", mew=0.8, ms=7, label=truth_label)
     ax.set(xscale=xscale, yscale="log")
     if xscale == "log":
         length_ticks(ax, x)
@@ -372,9 +368,7 @@ def plane_tokens(
     X, colour = _array(X), COLOURS.get(colour, colour)
     reach = max(np.abs(X).max(), radius or 0) or 1.0
     if radius is not None:
-        ax.add_patch(
-            plt.Circle((0, 0), radius, fill=False, ec=COLOURS["reference"], ls=_DASHES["reference"], lw=1.2)
-        )
+        ax.add_patch(plt.Circle((0, 0), radius, fill=False, ec=COLOURS["reference"], ls=_DASHES["reference"], lw=1.2))
     away = np.ones_like(X)  # names keep clear of the arrows
     if perturbation is not None:
         H = _array(perturbation)
@@ -401,9 +395,7 @@ def _names(ax: Axes, names: Sequence[str], points: np.ndarray, away: np.ndarray)
         ax.annotate(name, point, xytext=9 * direction, **centred)
 
 
-def reference_slope(
-    ax: Axes, n: Sequence[float], exponent: float, *, start: float, label: str | None = None
-) -> None:
+def reference_slope(ax: Axes, n: Sequence[float], exponent: float, *, start: float, label: str | None = None) -> None:
     """Draw, dashed and grey, the power law that passes through ``start`` at the first length."""
     lengths = np.asarray(n, dtype=float)
     ax.plot(

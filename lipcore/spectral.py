@@ -36,7 +36,8 @@ class SpectralNorm:
     iterations : Tensor of int
         Pairs of products (J and Jᵀ) that each member used.
     converged : Tensor of bool
-        Whether the estimated relative error of ``value`` is at most ``tol``.
+        Whether the estimated relative error of ``value`` is at most ``tol``. (Guaranteed, with the probability of
+        ``upper``, is √tol: values that crowd at the top may part by less and go unseen.)
     left, right : Tensor
         Unit singular vectors u, v, shaped as outputs and inputs of the operator.
     """
@@ -77,7 +78,8 @@ def spectral_norm(
         Pairs of products at most; 300 for Lanczos (never more than the smaller dimension needs), 1000 for power iteration.
     generator : torch.Generator, optional
         Source of the random start; a fixed seed if left out. One start serves the whole batch, so that a member's
-        result does not depend on its neighbours.
+        result does not depend on its neighbours. The probability is over this start: it means nothing for an operator
+        that was built knowing it.
     probability : float
         Confidence of ``upper``, in (0, 1).
     upper_bound : Tensor or float, optional

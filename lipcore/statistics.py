@@ -91,9 +91,7 @@ def fit_exponent(
     draws = np.stack([_resampled_means(sample, resamples, rng) for sample in logs], axis=1)  # (resamples, m)
     low, high = np.quantile(draws @ slope_of, [(1 - confidence) / 2, (1 + confidence) / 2])
     # rounding may leave the point a hair outside an interval without width
-    return PowerFit(
-        exponent, min(float(low), exponent), max(float(high), exponent), float(np.exp(level)), confidence
-    )
+    return PowerFit(exponent, min(float(low), exponent), max(float(high), exponent), float(np.exp(level)), confidence)
 
 
 def _line(log_n: np.ndarray, slope_of: np.ndarray, logs: list[np.ndarray]) -> tuple[float, float]:

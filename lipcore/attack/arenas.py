@@ -119,6 +119,8 @@ def lower_arena(seed: int, index: int) -> Iterator[Outcome]:
         ("refined_lower", "book", bounds.refined_lower(gamma=gamma, norm_vu=(problem.V @ u).norm().item(), **sizes), at_eigen),
         ("score_gap_lower", "book", bounds.score_gap_lower(A=problem.A, V=problem.V, **sizes), at_gap),
     ]
+    if len(problem.A) > 1 and n > 2 and problem.size > 0:
+        values.append(("torn_lower", "book", *_torn_duel(problem)))
     for name, source, value, sigma in values:
         yield Outcome(name, source, _quotient(value, sigma), 1, where, problem.size >= 1)
 
@@ -163,7 +165,9 @@ def softmax_arena(seed: int, index: int) -> Iterator[Outcome]:
     n = int(torch.randint(1, 8, (), generator=generator))
     scale = 10 ** (2 * torch.rand(64, 1, generator=generator, dtype=torch.float64) - 1)
     p = torch.softmax(scale * torch.randn(64, n, generator=generator, dtype=torch.float64), dim=-1)
-    M = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+    products = p[:, :, None] * p[:, None, :]
+    products = products - torch.diag_embed(products.diagonal(dim1=1, dim2=2))
+    M = torch.diag_embed(products.sum(-1)) - products  # p_i(1 − p_i) as a sum keeps its digits near one-hot rows
     exact = torch.linalg.eigvalsh(M)[:, -1]
     yield Outcome("softmax_norm_upper", "yudin2025", _largest_ratio(exact, bounds.softmax_norm_upper(p)), 64, f"n={n}")
     signs = 1.0 - 2 * (torch.arange(2**n)[:, None] >> torch.arange(n) & 1).double()
@@ -187,8 +191,10 @@ def _top(inputs: Inputs, sigma: Tensor, count: int) -> Inputs:
 def _with_worst_case(problem: Problem, inputs: Inputs) -> Inputs:
     """The inputs and the theory's worst case for as many tokens; with masses, two distinct tokens at several of them."""
     if inputs.masses is None:
-        worst = worst_case_inputs(problem.A, problem.n, problem.radius, causal=problem.causal)
-        return Inputs(torch.cat([inputs.X, worst[None]]))
+        worst = [worst_case_inputs(problem.A, problem.n, problem.radius, causal=problem.causal)]
+        if len(problem.A) > 1 and problem.n > 2 and problem.size > 0:
+            worst.append(bounds.torn_inputs(problem.A, problem.n, problem.radius, V=problem.V))
+        return Inputs(torch.cat([inputs.X, torch.stack(worst)]))
     first, others = (problem.radius * x for x in _gap_pair(problem.A))
     share = torch.logspace(-min(2 * problem.size, 24.0), 0, 10, base=math.e, dtype=torch.float64) / 2
     n = inputs.X.shape[1]
@@ -219,6 +225,15 @@ def _one_against_all(problem: Problem, pair: tuple[Tensor, Tensor]) -> Inputs:
     if problem.causal:
         return Inputs(torch.stack([first, *[others] * (problem.n - 1)])[None])
     return Inputs(torch.stack([first, others])[None], torch.tensor([[1.0, problem.n - 1.0]], dtype=torch.float64))
+
+
+def _torn_duel(problem: Problem) -> tuple[float, float]:
+    """The lower bound by torn queries, and the truth at its inputs: two far tokens, and one token n − 2 times."""
+    problem = replace(problem, n=min(problem.n, 1000))
+    X = bounds.torn_inputs(problem.A, problem.n, problem.radius, V=problem.V)[:3]
+    inputs = Inputs(X[None], torch.tensor([[1.0, 1.0, problem.n - 2.0]], dtype=torch.float64))
+    bound = bounds.torn_lower(n=problem.n, radius=problem.radius, A=problem.A, V=problem.V)
+    return bound, truth(problem, inputs).item()
 
 
 def _random_layer(generator: torch.Generator) -> tuple[Attention, int]:

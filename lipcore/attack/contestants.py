@@ -55,6 +55,7 @@ def closed_forms() -> list[Contestant]:
         ("unified_upper", "book", _TOKENS, by_norm, True),
         ("unified_upper_sharp", "book", _TOKENS, by_norm, True),
         ("unified_upper_rate", "book", _TOKENS, by_matrix, True),
+        ("torn_upper", "book", ("tokens", "counts", "causal"), by_norm, True),
         ("mean_field_upper_paper", "paper", _MEASURES, by_norm, False),
         ("mean_field_upper", "book", _MEASURES, by_norm, False),
         ("mean_field_upper_sharp", "book", _MEASURES, by_norm, False),

@@ -41,6 +41,7 @@ from lipcore.bounds.sharp import (
     two_dirac_peak,
     unified_upper_sharp,
 )
+from lipcore.bounds.torn import torn_inputs, torn_lower, torn_peak, torn_upper
 
 __all__ = [
     "adversarial_lower",
@@ -71,6 +72,10 @@ __all__ = [
     "score_gap_upper",
     "score_reach",
     "softmax_norm_upper",
+    "torn_inputs",
+    "torn_lower",
+    "torn_peak",
+    "torn_upper",
     "two_dirac_peak",
     "unified_upper",
     "unified_upper_rate",

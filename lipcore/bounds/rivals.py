@@ -92,8 +92,9 @@ def softmax_norm_upper(p: Tensor) -> Tensor:
     check_real_tensor("p", p, min_ndim=1)
     if p.shape[-1] == 1:
         return torch.zeros_like(p[..., 0])
-    first, second = p.topk(2, dim=-1).values.unbind(-1)
-    return first * (1 - first + second)
+    first, *others = p.sort(dim=-1, descending=True).values.unbind(-1)
+    rest = torch.stack(others, dim=-1)
+    return first * (rest.sum(-1) + rest[..., 0])  # 1 − p₁ as a sum: near one-hot rows the difference loses its digits
 
 
 def emadi2026_softmax_norm(p: Tensor) -> Tensor:
@@ -130,8 +131,9 @@ def emadi2026_softmax_norm(p: Tensor) -> Tensor:
     if n > _ALL_SUBSETS:
         return torch.where(largest > 0.5, 4 * largest * (1 - largest), 1.0)
     subsets = torch.arange(2 ** (n - 1), device=p.device)[:, None] >> torch.arange(n, device=p.device) & 1
-    masses = p @ subsets.to(p.dtype).mT  # (…, 2^{n−1}); complements give the same value
-    return (4 * masses * (1 - masses)).amax(-1)
+    inside = p @ subsets.to(p.dtype).mT  # (…, 2^{n−1}); complements give the same value
+    outside = p @ (1 - subsets).to(p.dtype).mT  # 1 − p(S), without losing digits
+    return (4 * inside * outside).amax(-1)
 
 
 def emadi2026_token_upper(*, radius: float, norm_a: float, norm_v: float, theta: float = 1.0, log: bool = False) -> float:

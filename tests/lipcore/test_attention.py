@@ -11,9 +11,7 @@ from lipcore import Attention, attention_map
 
 def loop_attention(kwargs: dict, X: np.ndarray) -> np.ndarray:
     """f(X) for X (n, d), one number at a time, from the constructor's arguments (theory §0)."""
-    arrays = {
-        name: value.numpy() if isinstance(value, torch.Tensor) else value for name, value in kwargs.items()
-    }
+    arrays = {name: value.numpy() if isinstance(value, torch.Tensor) else value for name, value in kwargs.items()}
     heads, n = arrays["query"].shape[0], len(X)
     concatenated = np.zeros((n, heads * arrays["value"].shape[1]))
     for h in range(heads):
@@ -139,9 +137,7 @@ def test_to_converts_every_tensor(make_case):
 def test_large_scores_saturate(randn):
     """Softmax at radius 10^6 is a maximum, not NaN."""
     X = 1e6 * randn(5, 2)
-    P = Attention.from_matrices(torch.eye(2, dtype=torch.float64), torch.eye(2, dtype=torch.float64)).weights(
-        X
-    )
+    P = Attention.from_matrices(torch.eye(2, dtype=torch.float64), torch.eye(2, dtype=torch.float64)).weights(X)
     assert torch.equal(P[0].argmax(-1), (X @ X.mT).argmax(-1)) and bool((P.amax(-1) == 1).all())
 
 
@@ -261,9 +257,7 @@ BAD_INPUT = {
         "key: expected shape",
     ),
     "key heads that do not divide": (
-        lambda: Attention(
-            **{name: torch.ones(h, 2, 4) for name, h in (("query", 3), ("key", 2), ("value", 2))}
-        ),
+        lambda: Attention(**{name: torch.ones(h, 2, 4) for name, h in (("query", 3), ("key", 2), ("value", 2))}),
         ValueError,
         "key: expected a number of heads that divides 3",
     ),

@@ -25,9 +25,7 @@ EYE = torch.eye(2, dtype=torch.float64)
 #: The closed forms as the theory writes them, without care for overflow.
 FORMULAS = {
     general_upper: lambda n, a, v: math.sqrt(3) * v * math.sqrt(a**2 * (4 * n + 1) + n),
-    unified_upper: lambda n, a, v: (
-        v * ((1 + a) * math.sqrt(n * math.exp(2 * a) / (n + math.exp(2 * a) - 1)) + a)
-    ),
+    unified_upper: lambda n, a, v: v * ((1 + a) * math.sqrt(n * math.exp(2 * a) / (n + math.exp(2 * a) - 1)) + a),
     mean_field_upper: lambda n, a, v: v * ((1 + a) * math.exp(a) + a),
     mean_field_upper_paper: lambda n, a, v: v * (1 + 3 * a) * math.exp(2 * a),
     masked_upper: lambda n, a, v: v * min((1 + a) * math.sqrt(n) + a, 2 * (1 + 2 * a) * math.exp(a) + a),
@@ -124,16 +122,12 @@ def test_layer_bounds_hold(case, radius, form):
     n = case.X.shape[-2]
     bound = layer_upper(case.attention, n=n, radius=radius, form=form)
     for seed in range(3):
-        X = torch.randn(
-            n, case.X.shape[-1], generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-        )
+        X = torch.randn(n, case.X.shape[-1], generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         for tokens in (to_ball(radius * X, radius), radius * X / X.norm(dim=-1, keepdim=True)):
             assert truth(case.attention, tokens).item() <= bound * ROUNDING
 
 
-@pytest.mark.parametrize(
-    "name", ["biases", "biases, causal", "rotary, everything", "heads concatenated", "mask"]
-)
+@pytest.mark.parametrize("name", ["biases", "biases, causal", "rotary, everything", "heads concatenated", "mask"])
 def test_layer_bounds_hold_on_optimised_inputs(make_case, name):
     case = make_case(name)
     X = ascended(case.attention, to_ball(case.X, 1.0), 1.0)
@@ -175,8 +169,7 @@ def test_local_bound_is_below_the_unified_one_nearly(generator):
     for radius in (0.5, 1.0, 1.5):
         for X in inputs(attention, 6, radius, generator):
             assert (
-                local_upper(attention, X).item()
-                <= unified_upper(n=6, radius=radius, norm_a=1.0, norm_v=1.0) * ROUNDING
+                local_upper(attention, X).item() <= unified_upper(n=6, radius=radius, norm_a=1.0, norm_v=1.0) * ROUNDING
             )
 
 
@@ -235,9 +228,7 @@ def test_unified_bound_where_the_theory_quotes_it():
     """a = 3: 48.06 is reached by two Diracs, and 1.47 is the ratio at n = 1000."""
     radius = math.sqrt(3)
     values = [two_clusters(n, -radius, radius, -1.0) for n in (1000, 1210, 100_000)]
-    assert unified_upper(n=1000, radius=radius, norm_a=1.0, norm_v=1.0) / values[0] == pytest.approx(
-        1.47, abs=0.01
-    )
+    assert unified_upper(n=1000, radius=radius, norm_a=1.0, norm_v=1.0) / values[0] == pytest.approx(1.47, abs=0.01)
     assert mean_field_upper(radius=radius, norm_a=1.0, norm_v=1.0) == pytest.approx(83.34, abs=0.01)
     assert max(values) <= 48.07
 
@@ -269,14 +260,10 @@ def test_masked_bound_is_sharp_without_scores():
     """a = 0: the norm of uniform causal averaging rises to Hardy's constant 2."""
     found = [cesaro_norm(n) for n in (10, 100, 1000, 10_000)]
     attention = Attention.from_matrices(0 * EYE[:1, :1], EYE[:1, :1], causal=True)
-    assert found[0] == pytest.approx(
-        truth(attention, torch.ones(10, 1, dtype=torch.float64)).item(), rel=1e-9
-    )
+    assert found[0] == pytest.approx(truth(attention, torch.ones(10, 1, dtype=torch.float64)).item(), rel=1e-9)
     assert found == sorted(found) and found[-1] > 1.74
     # Wilf (1970): the square is 4 − 16π²/(ln n + γ + 6 ln 2)² up to smaller terms
-    asymptote = [
-        math.sqrt(4 - 16 * math.pi**2 / (math.log(n) + 0.5772 + 6 * math.log(2)) ** 2) for n in (1000, 10_000)
-    ]
+    asymptote = [math.sqrt(4 - 16 * math.pi**2 / (math.log(n) + 0.5772 + 6 * math.log(2)) ** 2) for n in (1000, 10_000)]
     assert 0 < found[3] - asymptote[1] < found[2] - asymptote[0] < 0.08
     assert masked_upper(n=10**12, radius=1.0, norm_a=0.0, norm_v=1.0) == pytest.approx(2.0, rel=1e-15)
     assert masked_upper(n=2, radius=1.0, norm_a=0.0, norm_v=1.0) == pytest.approx(math.sqrt(2), rel=1e-15)
@@ -309,6 +296,16 @@ def test_local_bound_is_sharp_at_the_worst_case(gamma, factor):
         X = worst_case(40, radius, gamma)
         attention = Attention.from_matrices(gamma * EYE, EYE)
         assert local_upper(attention, X).item() <= factor * truth(attention, X).item()
+
+
+@pytest.mark.parametrize(("a", "factor"), [(0.5, 1.65), (1.0, 1.42), (2.0, 1.24), (3.0, 1.18)])
+def test_local_bound_at_two_clusters(a, factor):
+    """At the two Diracs that nearly maximise it: here one token is seen by all, and others' keys matter most."""
+    n, radius = 1 + round(3 * math.exp(2 * a)), math.sqrt(a)
+    attention = Attention.from_matrices(-EYE[:1, :1], EYE[:1, :1])
+    X = torch.full((n, 1), radius, dtype=torch.float64)
+    X[0] = -radius
+    assert 1 <= local_upper(attention, X).item() / two_clusters(n, -radius, radius, -1.0) <= factor
 
 
 def test_local_bound_is_sharp_on_random_inputs(case):
@@ -371,9 +368,9 @@ def test_extremes(bound, n, a):
     assert math.isfinite(logarithm) and value > 0
     expected = math.exp(logarithm) if logarithm < 709.7 else math.inf
     assert value == pytest.approx(expected, rel=1e-9)
-    assert evaluate(
-        bound, n=n, radius=1e3 * math.sqrt(a), norm_a=1e-6, norm_v=2.0, log=True
-    ) == pytest.approx(logarithm, rel=1e-9, abs=1e-9)
+    assert evaluate(bound, n=n, radius=1e3 * math.sqrt(a), norm_a=1e-6, norm_v=2.0, log=True) == pytest.approx(
+        logarithm, rel=1e-9, abs=1e-9
+    )
 
 
 @CLOSED_FORMS
@@ -464,15 +461,11 @@ def test_scores_stay_within_reach(case, radius):
 def test_reach_is_attained():
     """With a bias along the top singular vector the spread is 2a itself."""
     A = torch.diag(torch.tensor([2.0, 0.5], dtype=torch.float64))
-    attention = Attention(
-        A[None], EYE[None], EYE[None], query_bias=torch.tensor([[3.0, 0.0]]).double(), scale=1.0
-    )
+    attention = Attention(A[None], EYE[None], EYE[None], query_bias=torch.tensor([[3.0, 0.0]]).double(), scale=1.0)
     X = torch.tensor([[1.5, 0.0], [-1.5, 0.0]], dtype=torch.float64)
     queries, keys, _ = attention.project(X)
     spread = (queries @ keys.mT)[0, 0].max() - (queries @ keys.mT)[0, 0].min()
-    assert (
-        score_reach(attention, radius=1.5).item() == pytest.approx(spread.item() / 2) == (2 * 1.5 + 3) * 1.5
-    )
+    assert score_reach(attention, radius=1.5).item() == pytest.approx(spread.item() / 2) == (2 * 1.5 + 3) * 1.5
 
 
 @pytest.mark.parametrize("form", ["unified", "general"])

@@ -41,9 +41,7 @@ def folder(tmp_path_factory):
         for parameter in model.parameters():
             parameter.normal_(0.1, 0.3, generator=generator)
     model.save_pretrained(folder)
-    tokenizer = Tokenizer(
-        WordLevel({"[UNK]": 0} | {word: i + 1 for i, word in enumerate(WORDS)}, unk_token="[UNK]")
-    )
+    tokenizer = Tokenizer(WordLevel({"[UNK]": 0} | {word: i + 1 for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
@@ -109,9 +107,7 @@ def test_json_says_what_the_library_finds(measure, tokens):
         assert row["radius"] == pytest.approx(radius)
         assert row["bounds"]["local"] == pytest.approx(local[i].item(), rel=1e-6)
         for form in ("unified", "general"):
-            assert row["bounds"][form] == pytest.approx(
-                layer_upper(attention, n=8, radius=radius, form=form), rel=1e-5
-            )
+            assert row["bounds"][form] == pytest.approx(layer_upper(attention, n=8, radius=radius, form=form), rel=1e-5)
         assert row["lower"] <= row["sigma"] <= row["upper"] and row["ratios"]["local"] >= 1
         for form, bound in row["bounds"].items():
             assert row["ratios"][form] == pytest.approx(bound / row["sigma"])
@@ -121,10 +117,7 @@ def test_json_says_what_the_library_finds(measure, tokens):
 
 def test_json_says_how_to_repeat_it(measure, folder, text):
     report = json.loads(measure("--json")[1])
-    assert (
-        report["versions"]["lipcore"] == lipcore.__version__
-        and report["versions"]["torch"] == torch.__version__
-    )
+    assert report["versions"]["lipcore"] == lipcore.__version__ and report["versions"]["torch"] == torch.__version__
     assert report["model"] == {
         "name": folder.name,
         "sha256": "",
@@ -170,9 +163,7 @@ def test_table(measure):
     ]
     assert lines[3].split() == titles
     rows = [line.split() for line in lines[4:]]
-    assert [row[0] for row in rows] == ["0", "1", "2", "median"] and all(
-        len(row) == len(titles) for row in rows
-    )
+    assert [row[0] for row in rows] == ["0", "1", "2", "median"] and all(len(row) == len(titles) for row in rows)
     for row in rows:
         _, sigma, lower, upper, _, local, ratio, unified, _, general, _ = map(float, [0, *row[1:]])
         assert lower <= sigma <= upper <= local <= unified <= general
@@ -196,9 +187,7 @@ def test_one_head(measure, tokens):
 
 
 def test_tolerance_and_precision(measure):
-    loose, tight = (
-        json.loads(measure("--json", "--dtype", "float64", "--tol", tol)[1]) for tol in ("0.1", "1e-12")
-    )
+    loose, tight = (json.loads(measure("--json", "--dtype", "float64", "--tol", tol)[1]) for tol in ("0.1", "1e-12"))
     assert tight["dtype"] == "float64"
     for one, other in zip(loose["results"], tight["results"], strict=True):
         assert one["iterations"] < other["iterations"] and one["sigma"] <= other["sigma"] * (1 + 1e-12)
@@ -215,11 +204,7 @@ def test_numbers_past_the_range_become_null(measure, monkeypatch):
     """JSON has no infinity: the logarithm says how large."""
     monkeypatch.setattr("lipcore.bounds.layer_upper", lambda *args, **options: 1e4)
     row = json.loads(measure("--json")[1])["results"][0]
-    assert (
-        row["bounds"]["unified"] is None
-        and row["ratios"]["unified"] is None
-        and row["log_bounds"]["unified"] == 1e4
-    )
+    assert row["bounds"]["unified"] is None and row["ratios"]["unified"] is None and row["log_bounds"]["unified"] == 1e4
     assert " inf " in measure()[1]
 
 
@@ -323,9 +308,7 @@ def test_hub_that_cannot_be_reached(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("LIPCORE_CACHE", str(tmp_path))
     monkeypatch.setattr(models.sources, "_from_hub", unreachable)
     code = main(["measure", "--model", "gpt2", "--layer", "0"])
-    assert_refused(
-        code, *capsys.readouterr(), "gpt2: the weights could not be fetched (no answer from the hub)"
-    )
+    assert_refused(code, *capsys.readouterr(), "gpt2: the weights could not be fetched (no answer from the hub)")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -391,18 +374,12 @@ def test_terminal_without_greek(folder, text):
 
 def test_exit_code_of_the_process():
     done = process("measure", "--layer", "0", "--tol", "-1")
-    assert (
-        done.returncode == 2
-        and done.stderr.decode().startswith("lipcore: error: tol: ")
-        and done.stdout == b""
-    )
+    assert done.returncode == 2 and done.stderr.decode().startswith("lipcore: error: tol: ") and done.stdout == b""
 
 
 def test_reader_that_stops_early():
     """``lipcore models | head -0``: no traceback."""
-    run = subprocess.Popen(
-        [sys.executable, "-m", "lipcore", "models"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    run = subprocess.Popen([sys.executable, "-m", "lipcore", "models"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     run.stdout.close()
     with run.stderr:
         assert run.stderr.read() == b"" and run.wait(timeout=120) == 0

@@ -209,9 +209,7 @@ BAD_MAPS = {
         "fn: expected a module in evaluation",
     ),
     "training inside": (
-        lambda: (
-            nn.Sequential(nn.Linear(2, 2), nn.Dropout()).eval().requires_grad_(False).append(nn.Dropout())
-        ),
+        lambda: nn.Sequential(nn.Linear(2, 2), nn.Dropout()).eval().requires_grad_(False).append(nn.Dropout()),
         ValueError,
         "fn: expected a module in evaluation mode, got Sequential",
     ),

@@ -50,8 +50,8 @@ def test_lower_bounds_are_close_to_the_truth_at_their_inputs():
     A, V, n = -torch.eye(2, dtype=torch.float64), torch.eye(2, dtype=torch.float64), 40
     size = {"n": n, "radius": 1.5, "gamma": 1.0}
     X = _eigen_inputs(A, n, 1.5)
-    assert bounds.refined_lower(norm_vu=1.0, **size) > 0.98 * _norm_at(A, V, X)
-    assert bounds.score_gap_lower(n=n, radius=1.5, A=A, V=V) > 0.98 * _norm_at(A, V, X)
+    assert bounds.refined_lower(norm_vu=1.0, **size) > 0.95 * _norm_at(A, V, X)
+    assert bounds.score_gap_lower(n=n, radius=1.5, A=A, V=V) > 0.95 * _norm_at(A, V, X)
     wide = {"n": n, "radius": 5.0, "gamma": 1.0}  # far from the turn, the plain bound is sharp
     assert bounds.adversarial_lower(norm_v=1.0, **wide) > 0.98 * _norm_at(A, V, _eigen_inputs(A, n, 5.0))
     assert bounds.masked_lower(norm_v=1.0, **wide) > 0.98 * _norm_at(A, V, _eigen_inputs(A, n, 5.0), causal=True)

@@ -162,9 +162,7 @@ def test_plane_tokens():
     plotting.plane_tokens(ax, X, H, radius=2.0, labels=["$x_1$", "$x_2$"], label="tokens")
     arrows, points = ax.collections
     np.testing.assert_allclose(points.get_offsets(), X)
-    np.testing.assert_allclose(
-        [arrows.U, arrows.V], [[0, 0], [1.0, 0]]
-    )  # the longest is a quarter of the picture
+    np.testing.assert_allclose([arrows.U, arrows.V], [[0, 0], [1.0, 0]])  # the longest is a quarter of the picture
     assert ax.patches[0].radius == 2.0 and ax.get_aspect() == 1.0
     assert [text.get_text() for text in ax.texts] == ["$x_1$", "$x_2$"]
     low, high = ax.get_xlim()
@@ -185,9 +183,7 @@ def test_ticks_are_readable(low, high):
     fig.canvas.draw()
     bottom, top = ax.get_ylim()
     labels = [
-        label.get_text()
-        for label, y in zip(ax.get_yticklabels(), ax.get_yticks(), strict=True)
-        if bottom <= y <= top
+        label.get_text() for label, y in zip(ax.get_yticklabels(), ax.get_yticks(), strict=True) if bottom <= y <= top
     ]
     assert 3 <= len(labels) <= 10 and all(labels)
     assert ("$" in labels[0]) == (high > 1e4)

@@ -130,9 +130,7 @@ def test_upper_covers_the_truth(method, steps, spectrum):
 def test_certificate_is_not_conservative(method, failure):
     """After one step on a matrix of rank one it misses as often as it says (two-sided binomial test)."""
     found = misses(SPECTRA["rank one"], method=method, steps=1, probability=1 - failure, seed=5)
-    assert 1e-5 < binom.cdf(found, TRIALS, failure) < 1 - 1e-5, (
-        f"{found} of {TRIALS} missed, {failure:.0%} expected"
-    )
+    assert 1e-5 < binom.cdf(found, TRIALS, failure) < 1 - 1e-5, f"{found} of {TRIALS} missed, {failure:.0%} expected"
 
 
 def test_coverage_over_generators():
@@ -165,9 +163,7 @@ def test_bracket_closes(generator, spectrum):
 
 def test_more_probable_is_wider(randn):
     M = randn(30, 30)
-    uppers = [
-        spectral_norm(M, max_iterations=3, probability=p).upper.item() for p in (0.5, 0.9, 0.99, 0.999999)
-    ]
+    uppers = [spectral_norm(M, max_iterations=3, probability=p).upper.item() for p in (0.5, 0.9, 0.99, 0.999999)]
     assert uppers == sorted(uppers) and len(set(uppers)) == 4
 
 
@@ -183,9 +179,7 @@ def test_scaling(randn, method, dtype, factor):
     one, scaled = spectral_norm(M, method=method), spectral_norm(factor * M, method=method)
     assert torch.equal(one.iterations, scaled.iterations)
     for name in ("value", "upper", "residual"):
-        torch.testing.assert_close(
-            getattr(scaled, name), factor * getattr(one, name), rtol=5e-3, atol=factor * 1e-5
-        )
+        torch.testing.assert_close(getattr(scaled, name), factor * getattr(one, name), rtol=5e-3, atol=factor * 1e-5)
     torch.testing.assert_close(scaled.value, factor * one.value, rtol=50 * torch.finfo(dtype).eps, atol=0)
 
 
@@ -298,9 +292,7 @@ def test_members_do_not_see_their_neighbours(make_case, method):
         alone = local_lipschitz(case.attention, X[index], method=method)
         assert alone.iterations == together.iterations[index]
         for name in ("value", "upper"):
-            torch.testing.assert_close(
-                getattr(alone, name), getattr(together, name)[index], rtol=1e-10, atol=1e-12
-            )
+            torch.testing.assert_close(getattr(alone, name), getattr(together, name)[index], rtol=1e-10, atol=1e-12)
         assert bool((alone.right - together.right[index]).norm() < 1e-6)
 
 
@@ -359,9 +351,7 @@ def test_upper_bound_passed_in(case):
     assert found.probability == 1.0 and found.upper.shape == found.value.shape
     torch.testing.assert_close(found.upper, torch.maximum(bound, found.value))
     assert bool(
-        (
-            found.upper >= torch.linalg.matrix_norm(case.attention.jacobian(case.X).dense(), 2) * (1 - 1e-13)
-        ).all()
+        (found.upper >= torch.linalg.matrix_norm(case.attention.jacobian(case.X).dense(), 2) * (1 - 1e-13)).all()
     )
 
 

@@ -13,11 +13,7 @@ LENGTHS = [4, 8, 16, 32, 64, 128, 256]
 
 
 def noisy(rng, exponent=0.4, repeats=10, noise=0.3):
-    return (
-        2.0
-        * np.array(LENGTHS)[:, None] ** exponent
-        * np.exp(noise * rng.normal(size=(len(LENGTHS), repeats)))
-    )
+    return 2.0 * np.array(LENGTHS)[:, None] ** exponent * np.exp(noise * rng.normal(size=(len(LENGTHS), repeats)))
 
 
 @pytest.mark.parametrize("exponent", [-1.5, 0.0, 0.25, 0.5, 2.0])

@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.util.nodes import make_refnode
 
 REPEATED_IDS = ("proof-content", "proof", "solution-content", "exercise-content")
 PUBLISHED_BRANCH = "gh-pages"  # where the built pages, and the notebooks beside them, are published
@@ -44,6 +45,19 @@ def empty_headers_to_cells(app: Sphinx, pagename, templatename, context, doctree
         context["body"] = re.sub(r"<th>\s*</th>", "<td></td>", body)
 
 
+def public_names(app: Sphinx, env, node, contnode):
+    """Let ``lipcore.name`` refer to where the reference documents it, such as ``lipcore.spectral.name``."""
+    target = node.get("reftarget", "")
+    if node.get("refdomain") != "py" or not target.startswith("lipcore."):
+        return None
+    name = target.rpartition(".")[2]
+    homes = [k for k in env.get_domain("py").objects if k.startswith("lipcore.") and k.endswith(f".{name}")]
+    if len(homes) != 1:
+        return None
+    home = env.get_domain("py").objects[homes[0]]
+    return make_refnode(app.builder, node["refdoc"], home.docname, home.node_id, contnode, homes[0])
+
+
 def shapes_are_no_emphasis(app: Sphinx, what, name, obj, options, lines: list[str]) -> None:
     """Let docstrings write shapes as ``(*batch, n, d)``."""
     lines[:] = [re.sub(r"(?<=[(\s])\*(?=\w+[,)])", r"\\*", line) for line in lines]
@@ -52,6 +66,7 @@ def shapes_are_no_emphasis(app: Sphinx, what, name, obj, options, lines: list[st
 def setup(app: Sphinx) -> None:
     """Register the hooks; the theme makes its buttons at priority 501."""
     app.connect("doctree-read", unique_ids)
+    app.connect("missing-reference", public_names)
     app.connect("autodoc-process-docstring", shapes_are_no_emphasis, priority=100)  # before napoleon
     app.connect("html-page-context", repair_buttons, priority=600)
     app.connect("html-page-context", empty_headers_to_cells, priority=600)

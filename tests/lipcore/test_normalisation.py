@@ -1,0 +1,115 @@
+"""Normalised tokens: their ellipsoid, the reach of scores, and the pre-norm block."""
+
+import math
+
+import pytest
+import torch
+
+from lipcore import Attention, local_lipschitz
+from lipcore.models.layers import Normalisation
+from lipcore.normalisation import (
+    PreNormJacobian,
+    largest_affine_norm,
+    norm_constants,
+    normalise,
+    normalised_upper,
+    reach,
+)
+
+F64 = torch.float64
+
+
+def draw(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+def layer(d=5, *, seed=0, **options):
+    gen = torch.Generator().manual_seed(seed)
+    query, key, value = (torch.randn(2, 3, d, generator=gen, dtype=F64) for _ in range(3))
+    return Attention(0.4 * query, 0.4 * key, value, 0.3 * draw(2, 3, seed=9), None, None, **options)
+
+
+@pytest.fixture(params=["layer", "rms"])
+def norm(request):
+    bias = draw(5, seed=2) if request.param == "layer" else torch.zeros(5, dtype=F64)
+    return Normalisation(request.param, draw(5, seed=1), bias, 1e-3)
+
+
+def test_normalise_agrees_with_torch(norm):
+    X = draw(4, 5)
+    if norm.kind == "layer":
+        expected = torch.nn.functional.layer_norm(X, (5,), norm.gain, norm.bias, norm.eps)
+    else:
+        expected = torch.nn.functional.rms_norm(X, (5,), norm.gain, norm.eps)
+    assert torch.allclose(normalise(norm, X), expected)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_block_jacobian_agrees_with_autodiff(norm, residual):
+    attention, X = layer(output=draw(5, 6, seed=3)), draw(2, 4, 5)
+    J = PreNormJacobian(norm, X, attention, residual=residual)
+    dense = torch.func.jacrev(lambda x: residual * x + attention(normalise(norm, x)))(X[0]).reshape(20, 20)
+    assert torch.allclose(J.dense()[0], dense, atol=1e-12)
+    assert torch.allclose(J.T.dense(), J.dense().mT, atol=1e-12)
+
+
+def test_constants_lie_between_the_gains(norm):
+    X = 3 * draw(50, 5, seed=4)
+    centred = X - X.mean(-1, keepdim=True) if norm.kind == "layer" else X
+    size = (centred.square().mean(-1) + norm.eps).sqrt()
+    gains = norm.gain.abs().sort(descending=True).values
+    constants = norm_constants(norm, X)
+    assert (constants <= gains[0] / size * (1 + 1e-9)).all()
+    assert (constants >= gains[2 if norm.kind == "layer" else 1] / size * (1 - 1e-6)).all()
+
+
+def test_affine_maximum_is_exact():
+    M, e = draw(6, 3, 4, seed=5), draw(6, 3, seed=6)
+    top = largest_affine_norm(M, e, 2.0)
+    z = draw(6, 4, 1, seed=7)
+    for _ in range(2000):  # fixed point of the maximiser: z ∝ Mᵀ(Mz + e)
+        z = M.mT @ (M @ z + e[..., None])
+        z = 2.0 * z / z.norm(dim=1, keepdim=True)
+    reached = (M @ z + e[..., None]).norm(dim=(1, 2))
+    assert (reached <= top * (1 + 1e-12)).all() and (reached / top).median() > 1 - 1e-9
+
+
+def test_affine_maximum_in_the_hard_case():
+    M = torch.diag(torch.tensor([2.0, 1.0], dtype=F64))
+    e = torch.tensor([0.0, 1.0], dtype=F64)  # no component along the longest axis
+    angle = torch.linspace(0, 2 * math.pi, 100_001, dtype=F64)
+    on_circle = torch.stack([2 * angle.cos(), angle.sin() + 1]).norm(dim=0).max()
+    assert largest_affine_norm(M, e, 1.0).item() == pytest.approx(on_circle.item(), rel=1e-8)
+    assert largest_affine_norm(M, torch.zeros(2, dtype=F64), 3.0).item() == pytest.approx(6.0)
+    assert largest_affine_norm(0 * M, e, 3.0).item() == pytest.approx(1.0)
+    assert largest_affine_norm(M, e, 0.0).item() == pytest.approx(1.0)
+
+
+def test_reach_holds_and_is_reached(norm):
+    attention, found = layer(), reach(layer(), norm)
+    X = normalise(norm, 20 * draw(3000, 5, seed=8))
+    pulled = X @ attention.score_matrices().mT + attention.score_offsets()[:, None]
+    scores = pulled @ X.mT
+    spread = (scores.amax(-1) - scores.amin(-1)).amax(-1) / 2
+    assert X.norm(dim=-1).max() <= found.radius * (1 + 1e-12)
+    assert (spread <= found.spread).all() and (spread > 0.8 * found.spread).all()
+    assert (pulled.norm(dim=-1).amax(-1) <= found.query * (1 + 1e-12)).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"output": draw(5, 6, seed=3)}], ids=["", "causal", "W"])
+def test_bound_holds(norm, options):
+    attention = layer(**options)
+    X = normalise(norm, draw(30, 8, 5, seed=10))
+    assert local_lipschitz(attention, X).value.max() <= normalised_upper(attention, norm, n=8)
+
+
+def test_bad_input_is_refused(norm):
+    turned = Attention(draw(1, 4, 5), draw(1, 4, 5), draw(1, 2, 5), rotary=torch.ones(2, dtype=F64))
+    with pytest.raises(ValueError, match="rotary"):
+        reach(turned, norm)
+    with pytest.raises(ValueError, match="gain"):
+        reach(layer(d=4), norm)
+    with pytest.raises(ValueError, match="residual"):
+        PreNormJacobian(norm, draw(3, 5), layer(), residual=True)
+    with pytest.raises(ValueError, match="radius"):
+        largest_affine_norm(torch.eye(2), torch.zeros(2), -1.0)
