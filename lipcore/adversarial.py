@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from tqdm import trange
 
 from lipcore._checks import check_count, check_number, check_real_tensor, check_square
+from lipcore._progress import bar
 from lipcore.attention import Attention
 from lipcore.bounds.gap import score_gap
 from lipcore.spectral import spectral_norm
@@ -234,7 +234,7 @@ def ascend(
     starts = _perturbed(flat, domain, restarts, generator).flatten(0, 1)  # (restarts·batch, n, d)
     climber = _Climber(attention, domain, starts, learning_rate)
     history = [climber.value]
-    for step in trange(steps, disable=not progress, desc="ascent", leave=False):
+    for step in bar(range(steps), show=progress, desc="ascent", leave=False):
         climber.step(renew=step % _RENEWAL == _RENEWAL - 1)
         history.append(climber.value)
     return _best_restart(climber, torch.stack(history), restarts, X.shape[:-2])

@@ -19,6 +19,7 @@ import torch
 
 import lipcore
 from lipcore._checks import check_count, check_number
+from lipcore._progress import bar
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -169,21 +170,19 @@ def sweep(
     RuntimeError
         If cells failed: raised at the end, when all others are saved, naming the cells and their errors.
     """
-    from tqdm import tqdm
-
     cells, store = list(dict.fromkeys(cells)), Path(folder) / "cells"
     if not cells:
         raise ValueError("cells: expected at least one cell, got none")
     store.mkdir(parents=True, exist_ok=True)
     missing = [cell for cell in cells if not _path(store, cell).exists()]
     failures = {}
-    with tqdm(total=len(cells), initial=len(cells) - len(missing), unit="cell", disable=not progress) as bar:
+    with bar(show=progress, total=len(cells), initial=len(cells) - len(missing), unit="cell") as shown:
         for cell, result in _finished(missing, executor):
             if isinstance(result, Exception):
                 failures[cell] = result
             else:
                 _save(result, _path(store, cell))
-            bar.update()
+            shown.update()
     if failures:
         reasons = "; ".join(f"{cell}: {error}" for cell, error in failures.items())
         raise RuntimeError(f"{len(failures)} of {len(cells)} cells failed, the others are saved: {reasons}")

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from tqdm import tqdm
-
 from lipcore._checks import check_count
+from lipcore._progress import bar
 from lipcore.attack.arenas import ARENAS, Outcome
 from lipcore.attack.contestants import witness_kim2021_restated, witness_released_compute_bound
 
@@ -67,7 +66,7 @@ def attack(
         Problems of the main arena, about a hundred inputs each; the other arenas get their share.
     seed : int
     arenas : mapping of str to callable, optional
-        What to run instead of :data:`lipcore.attack.arenas.ARENAS`.
+        What to run instead of ``lipcore.attack.arenas.ARENAS``.
     progress : bool
         Whether to show a progress bar.
 
@@ -91,7 +90,7 @@ def attack(
     arenas = ARENAS if arenas is None else arenas
     plan = [(name, index) for name in arenas for index in range(max(1, problems * _SHARES.get(name, 100) // 100))]
     found: dict[str, list[tuple[Outcome, str]]] = {}
-    for name, index in tqdm(plan, disable=not progress, desc="attack", leave=False):
+    for name, index in bar(plan, show=progress, desc="attack", leave=False):
         for outcome in arenas[name](seed, index):
             found.setdefault(outcome.bound, []).append((outcome, f"{name} {seed} {index}"))
     return [_row(bound, outcomes) for bound, outcomes in found.items()]
@@ -103,7 +102,7 @@ def replay(arena: str, seed: int, index: int) -> list[Outcome]:
     Parameters
     ----------
     arena : str
-        A key of :data:`lipcore.attack.arenas.ARENAS`.
+        A key of ``lipcore.attack.arenas.ARENAS``.
     seed, index : int
 
     Returns

@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for outcome in outcomes:
             print(f"{outcome.bound:36s} {outcome.ratio:<22.15g} {outcome.where}")
         return int(any(o.ratio > 1 + TOLERANCE and o.bound not in KNOWN_FAILURES for o in outcomes))
-    problems = options.problems or (25 if options.short else 1000)
+    problems = options.problems or (20 if options.short else 1000)
     rows = attack(problems=problems, seed=options.seed, progress=not options.quiet)
     print(_table(rows))
     if options.output:
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m lipcore.attack", description="Try to break every bound.")
     parser.add_argument("--problems", type=int, help="heads in the main arena (default 1000: over 100,000 inputs)")
-    parser.add_argument("--short", action="store_true", help="25 heads instead of 1000")
+    parser.add_argument("--short", action="store_true", help="20 heads instead of 1000")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="write the table here, as .json or .csv")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")

@@ -55,14 +55,17 @@ def main_arena(
     """One head: random inputs, the theory's worst cases, random moves from the best, and sometimes gradient ascent."""
     generator = _generator(seed, index)
     problem = make_problem(generator)
+    closed = [c for c in (closed_forms() if closed is None else closed) if problem.kind in c.kinds]
+    local = [c for c in (local_forms() if local is None else local) if problem.kind in c.kinds]
+    if not closed and not local:
+        return
     inputs, sigma, tries = _search(problem, generator, climb=index % ASCENT_EVERY == 0)
-    log_sigma, rough = sigma.max().log().item(), problem.size >= 1
-    for contestant in closed_forms() if closed is None else closed:
-        if problem.kind in contestant.kinds:
-            yield Outcome(contestant.name, contestant.source, _ratio(log_sigma, contestant.log_bound(problem)), tries,
-                          problem.describe(), rough)  # fmt: skip
+    log_sigma, where, rough = sigma.max().log().item(), problem.describe(), problem.size >= 1
+    for contestant in closed:
+        ratio = _ratio(log_sigma, contestant.log_bound(problem))
+        yield Outcome(contestant.name, contestant.source, ratio, tries, where, rough)
     if inputs.masses is None:
-        yield from _local_outcomes(problem, inputs, sigma, local_forms() if local is None else local, generator)
+        yield from _local_outcomes(problem, inputs, sigma, local, generator)
 
 
 def _search(problem: Problem, generator: torch.Generator, *, climb: bool) -> tuple[Inputs, Tensor, int]:
@@ -87,16 +90,15 @@ def _local_outcomes(problem: Problem, inputs: Inputs, sigma: Tensor, contestants
     some = torch.cat([sigma.argmax()[None], torch.randperm(len(sigma), generator=generator)[:5]])
     X, sigma = inputs.X[some], sigma[some]
     f = Attention.from_matrices(problem.A, problem.V, causal=problem.causal)
+    where, rough = problem.describe(), problem.size >= 1
     for contestant in contestants:
-        if problem.kind in contestant.kinds:
-            yield Outcome(contestant.name, contestant.source, _largest_ratio(sigma, contestant.bound(f, X)), len(X),
-                          problem.describe(), problem.size >= 1)  # fmt: skip
+        ratio = _largest_ratio(sigma, contestant.bound(f, X))
+        yield Outcome(contestant.name, contestant.source, ratio, len(X), where, rough)
     theta = bounds.emadi2026_softmax_norm(f.weights(X)).amax((-2, -1)).clamp(max=1.0)
     token = token_norm(dense_jacobian(problem.A, problem.V, X, causal=problem.causal))
-    bound = [bounds.emadi2026_token_upper(radius=problem.radius, norm_a=problem.norm_a, norm_v=problem.norm_v, theta=t)
-             for t in theta.tolist()]  # fmt: skip
-    yield Outcome("emadi2026_token_upper", "emadi2026", _largest_ratio(token, torch.tensor(bound, dtype=token.dtype)),
-                  len(X), problem.describe(), problem.size >= 1)  # fmt: skip
+    norms = {"radius": problem.radius, "norm_a": problem.norm_a, "norm_v": problem.norm_v}
+    bound = token.new_tensor([bounds.emadi2026_token_upper(theta=t, **norms) for t in theta.tolist()])
+    yield Outcome("emadi2026_token_upper", "emadi2026", _largest_ratio(token, bound), len(X), where, rough)
 
 
 def lower_arena(seed: int, index: int) -> Iterator[Outcome]:

@@ -17,7 +17,7 @@ from lipcore.bounds._logarithms import exp, finish, log_, log_add, log_inputs, l
 
 
 def torn_peak(a: float) -> float:
-    r"""The log G(a) for which mixing and others' keys have norm at most :math:`\sqrt{n\,G(a)}` for n tokens (this book).
+    r"""The log G(a) for which mixing and others' keys have norm at most :math:`\sqrt{n\,G(a)}` (this book).
 
     .. math:: G(a) = \max_{0\le w\le1} w^2(1+2a(1-w))^2 + (1-w)^2(1-2aw)^2
         = \begin{cases} 1 & a \le \frac12 \\ \frac12 + \frac12\big(a+\frac1{4a}\big)^2 & a \ge \frac12 \end{cases}
@@ -77,7 +77,7 @@ def torn_upper(*, n: int, radius: float, norm_a: float, norm_v: float, log: bool
 
 
 def torn_lower(*, n: int, radius: float, A: Tensor, V: Tensor, log: bool = False) -> float:
-    r"""Lower bound for n tokens by torn queries: :math:`a\sqrt{n}` up to a constant for every A, where d ≥ 2 (this book).
+    r"""Lower bound for n tokens by torn queries: :math:`a\sqrt{n}` up to a constant, for every A (this book).
 
     .. math:: \mathrm{Lip}(f|B_R^n) \ge \sqrt{2(n-2)}\; p\, t\beta R^2 \|Av\|\, \|Ve\|, \qquad
         p = \frac{1}{2+(n-2)e^{-tR^2(\alpha\|Av\| - t\,v\cdot Av)}}, \quad \alpha^2+\beta^2=1,\; e\perp Av,

@@ -60,28 +60,46 @@ def test_worst_case_reaches_every_lower_bound(name, causal):
 
 def test_worst_case_beats_random_inputs():
     A, n, radius = MATRICES["rotation"], 12, 1.0
-    X = _draw(0, 500, n, 2)
+    X = _draw(0, 200, n, 2)
     X = radius * X / X.norm(dim=-1, keepdim=True)
     for causal in (False, True):
         f = _head(A, causal)
-        assert _sigma(f, worst_case_inputs(A, n, radius, causal=causal)) > 1.5 * _sigma(f, X).max()
+        assert _sigma(f, worst_case_inputs(A, n, radius, causal=causal)) > 1.2 * _sigma(f, X).max()
 
 
 def test_worst_case_uses_copies_once_one_token_is_too_few():
     """For n far above e^{g*} one token in n is seen by no one; a share of e^{−g*} is."""
-    A, n = MATRICES["rotation"], 4000
+    A, n = 2 / 3 * MATRICES["rotation"], 400
     X = worst_case_inputs(A, n, 1.0)
     copies = (X == X[0]).all(-1).sum().item()
     assert 1 < copies < n / 2
     value = local_lipschitz(_head(A), X, tol=1e-8).value.item()
-    assert value > 3 * bounds.score_gap_lower(n=n, radius=1.0, A=A, V=torch.eye(2, dtype=A.dtype))
-    assert value <= bounds.mean_field_upper_sharp(radius=1.0, norm_a=3.0, norm_v=1.0)
+    assert value > 2.5 * bounds.score_gap_lower(n=n, radius=1.0, A=A, V=torch.eye(2, dtype=A.dtype))
+    assert value <= bounds.mean_field_upper_sharp(radius=1.0, norm_a=2.0, norm_v=1.0)
 
 
 def test_worst_case_comes_within_a_small_factor_of_the_bound():
     size = {"radius": 1.0, "norm_a": 3.0, "norm_v": 1.0}
-    X = worst_case_inputs(MATRICES["negative"], 1000, 1.0)
-    assert local_lipschitz(_head(MATRICES["negative"]), X).value > 0.7 * bounds.unified_upper_sharp(n=1000, **size)
+    X = worst_case_inputs(MATRICES["negative"], 500, 1.0)
+    assert local_lipschitz(_head(MATRICES["negative"]), X).value > 0.7 * bounds.unified_upper_sharp(n=500, **size)
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 7])
+def test_closed_forms_of_two_distinct_tokens_are_exact(d):
+    from lipcore.adversarial import _candidate_pairs, _first_block_norm, _shortened, _two_token_norm
+
+    A = _draw(d, d, d)
+    first, others = (x[::17] for x in _shortened(*_candidate_pairs(A)))
+
+    def tokens(copies, n):
+        counts = torch.tensor([copies, n - copies])
+        return torch.stack([first, others], dim=1).repeat_interleave(counts, dim=1)
+
+    for n, copies in ((2, 1), (5, 1), (5, 2), (6, 4)):
+        found = _two_token_norm(A, first, others, torch.tensor([copies]), n)[:, 0]
+        assert torch.allclose(found, _sigma(_head(A), tokens(copies, n)), rtol=1e-12)
+    columns = _head(A, causal=True).jacobian(tokens(1, 7)).dense()[..., :d]  # what the first token does
+    assert torch.allclose(_first_block_norm(A, first, others, 7), torch.linalg.matrix_norm(columns, 2), rtol=1e-12)
 
 
 def test_single_precision_in_single_precision_out():
@@ -94,7 +112,7 @@ def test_single_precision_in_single_precision_out():
      ((torch.eye(2), 0, 1.0), ValueError, "n: expected at least 1"),
      ((torch.eye(2), 2, -1.0), ValueError, "radius: expected a number at least 0"),
      ((torch.eye(2), 2, 1e200), ValueError, "radius: expected scores within"),
-     ((torch.eye(2), 2.5, 1.0), ValueError, "n: expected a whole number")],
+     ((torch.eye(2), 2.5, 1.0), TypeError, "n: expected a whole number")],
 )  # fmt: skip
 def test_bad_input_is_refused(arguments, error, message):
     with pytest.raises(error, match=message):

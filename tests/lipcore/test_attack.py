@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -43,15 +44,9 @@ def test_masses_stand_for_repeated_tokens():
         if problem.size > 20:
             continue
         X = problem.radius * torch.nn.functional.normalize(torch.randn(6, 2, len(problem.A), generator=generator).double(), dim=-1)
-        counted = truth(problem_of(problem, "counts", 5), Inputs(X, torch.tensor([[2.0, 3.0]]).double().expand(6, 2)))
-        repeated = truth(problem_of(problem, "tokens", 5), Inputs(X.repeat_interleave(torch.tensor([2, 3]), dim=1)))
+        counted = truth(replace(problem, kind="counts", n=5), Inputs(X, torch.tensor([[2.0, 3.0]]).double().expand(6, 2)))
+        repeated = truth(replace(problem, kind="tokens", n=5), Inputs(X.repeat_interleave(torch.tensor([2, 3]), dim=1)))
         assert torch.allclose(counted, repeated, rtol=1e-10, atol=1e-12)
-
-
-def problem_of(problem, kind, n):
-    from dataclasses import replace
-
-    return replace(problem, kind=kind, n=n)
 
 
 def test_token_norm_in_one_dimension_is_the_largest_row_sum():
@@ -125,7 +120,7 @@ def test_planted_false_bound_is_found_where_attention_is_rough():
     name = "sharp mean-field × 0.8"
     planted = [Contestant(name, "planted", ("measure", "counts"), _scaled(bounds.mean_field_upper_sharp, 0.8))]
     arena = partial(main_arena, closed=planted, local=[])
-    outcomes = [outcome for index in range(200) for outcome in arena(0, index) if outcome.bound == name and outcome.rough]
+    outcomes = [outcome for index in range(120) for outcome in arena(0, index) if outcome.bound == name and outcome.rough]
     assert max(outcome.ratio for outcome in outcomes) > 1
 
 
@@ -175,7 +170,7 @@ def test_short_attack_breaks_nothing(short_run):
 def test_every_bound_is_attacked(short_run):
     attacked = {row["bound"].split(" ")[0] for row in short_run[1]}
     exempt = {"eigen_gamma", "layer_norm_radius", "nonnegative_norm_upper", "score_gap", "score_gap_upper", "score_reach",
-              "two_dirac_peak"}  # fmt: skip
+              "torn_inputs", "torn_peak", "two_dirac_peak"}  # fmt: skip
     assert set(bounds.__all__) - exempt == attacked
 
 
@@ -187,12 +182,13 @@ def test_known_failures_are_listed_with_their_witness(short_run):
 
 
 def test_reproducers_reproduce(short_run, capsys):
-    for row in short_run[1]:
-        if row["replay"] == "witness":
-            continue
-        arena, seed, index = row["replay"].split()
+    rows = [row for row in short_run[1] if row["replay"] != "witness"]
+    for place in {row["replay"] for row in rows}:
+        arena, seed, index = place.split()
         again = {outcome.bound: outcome.ratio for outcome in replay(arena, int(seed), int(index))}
-        assert again[row["bound"]] == pytest.approx(row["ratio"], rel=1e-9)
+        for row in rows:
+            if row["replay"] == place:
+                assert again[row["bound"]] == pytest.approx(row["ratio"], rel=1e-9)
     assert command.main(["--replay", "softmax", "0", "0"]) == 0
     assert "softmax_norm_upper" in capsys.readouterr().out
     with pytest.raises(ValueError, match="arena: expected one of main"):
