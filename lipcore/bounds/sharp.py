@@ -74,7 +74,7 @@ def mean_field_upper_sharp(*, radius: float, norm_a: float, norm_v: float, log: 
     r"""Upper bound in the mean-field regime with the exact leading constant (this book).
 
     .. math:: \mathrm{Lip}^{W_2}(F|\mathcal P(B_R)) \le \|V\|_2 \big( e^{a}\sqrt{F(a)} + a \big),
-        \qquad \text{F of :func:`two_dirac_peak`}
+        \qquad \log F = \mathtt{two\_dirac\_peak}(a)
 
     For :math:`A=-\gamma I` its quotient by the true constant tends to one as a grows.
 
