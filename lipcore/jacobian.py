@@ -128,7 +128,7 @@ class AttentionJacobian(LinearOperator):
         + \underbrace{\textstyle\sum_j P_{ij} (x_j - m_i)\,(A x_i + c)\cdot h_j}_{\text{others' keys}} \Big).
 
     It is applied in the space of queries, keys and values: with :math:`S_{ij} = \dot q_i\cdot k_j + q_i\cdot\dot k_j`,
-    the last two terms are :math:`\sum_j P_{ij} S_{ij} (v_j - \bar v_i)`. P is visited in tiles (a few heads, some
+    the last two terms are :math:`\sum_j P_{ij} (S_{ij} - \bar s_i) v_j`, with the mean of :math:`S_i` under P_i. P is visited in tiles (a few heads, some
     rows): a product costs little more than its matrix products of size n × n × k.
 
     Parameters
@@ -194,11 +194,11 @@ class AttentionJacobian(LinearOperator):
         left, right = torch.cat([dq, self._q], dim=-1), torch.cat([self._k, dk], dim=-1)
         out = torch.empty_like(self._v)
         for heads, rows, seen, P in self._tiles():
-            dP = left[heads, rows] @ right[heads, seen].mT  # own query (q̇·k) and others' keys (q·k̇) in one product
-            dP *= P
-            centring = dP.sum(-1, keepdim=True) * self._means[heads, rows]
+            dS = left[heads, rows] @ right[heads, seen].mT  # own query (q̇·k) and others' keys (q·k̇) in one product
+            dS -= torch.linalg.vecdot(P, dS)[..., None]  # centred before it meets v: rows that are settled lose no digits
+            dS *= P
             mixing = P @ dv[heads, seen]
-            out[heads, rows] = mixing.baddbmm_(dP, self._v[heads, seen]).sub_(centring)
+            out[heads, rows] = mixing.baddbmm_(dS, self._v[heads, seen])
         return self.attention.join_heads(out.unflatten(0, (*self.batch_shape, self.attention.heads)))
 
     def rmatvec(self, G: Tensor) -> Tensor:
