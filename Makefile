@@ -45,7 +45,7 @@ links: $(STAMP) $(WEIGHTS)  ## check the links that leave the book (needs the ne
 	$(BIN)/jupyter-book build --builder linkcheck .
 
 test: $(STAMP) $(WEIGHTS)  ## test the package, its docstrings and the build
-	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 check: book  ## open every built page in a browser and check it
 	$(BIN)/python -m pytest tests/pages -p no:cacheprovider

@@ -146,9 +146,8 @@ def _first_block_norm(A: Tensor, first: Tensor, others: Tensor, n: int) -> Tenso
     zz, yy, zy = z.square().sum(-1), y.square().sum(-1), (z * y).sum(-1)
     # eigenvalues of s1 (zyᵀ + yzᵀ) + s2 |z|² yyᵀ on the span: from its trace and its determinant
     trace, determinant = 2 * s1 * zy + s2 * zz * yy, -(s1**2) * (zz * yy - zy**2)
-    top = trace / 2 + (trace.square() / 4 - determinant).clamp(min=0).sqrt()
-    own_row = torch.ones_like(s0)  # token 1 sees itself alone
-    return (s0 + own_row + top.clamp(min=0)).sqrt()
+    top = trace if len(A) == 1 else trace / 2 + (trace.square() / 4 - determinant).clamp(min=0).sqrt()
+    return (1 + s0 + top).sqrt()  # token 1 sees itself alone: 1
 
 
 @dataclass(frozen=True, eq=False)

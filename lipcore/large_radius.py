@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lipcore._checks import check_number
+from lipcore._checks import check_count, check_number
 from lipcore.attention import Attention
 
 
@@ -119,7 +119,7 @@ def large_radius_error(n: int, t: float, *, gap: float, radius: float, norm_a: f
     t : float
         Factor on the tokens.
     gap : float
-        :math:`\delta`, as in :class:`LargeRadius`.
+        :math:`\delta`, as in :class:`LargeRadius`; infinite where every row has one value only, and the error zero.
     radius : float
         Largest norm of a token of X; :math:`a = \|A\|_2R^2`.
     norm_a, norm_v : float
@@ -134,17 +134,20 @@ def large_radius_error(n: int, t: float, *, gap: float, radius: float, norm_a: f
     Raises
     ------
     ValueError, TypeError
-        If an argument is negative or not a number.
+        If n < 1, the gap is not above 0, or another argument is negative or not a number.
 
     Examples
     --------
     >>> large_radius_error(1, 2.0, gap=1.0, radius=1.0, norm_a=1.0, norm_v=1.0)  # one token: no error
     0.0
     """
+    n = check_count("n", n)
     for name, value in (("t", t), ("radius", radius), ("norm_a", norm_a), ("norm_v", norm_v)):
         check_number(name, value, minimum=0)
     if not gap > 0:
         raise ValueError(f"gap: expected a number above 0, got {gap}")
     constant = 5 + 2 * math.sqrt(5 * n) if ties else 4 + 2 * math.sqrt(2 * n)
+    if gap == math.inf:
+        return 0.0
     missing = (n - 1) * math.exp(-(t**2) * gap)  # mass of a row that lies off its maximisers, at most
     return norm_v * missing * (math.sqrt(2 * n) + norm_a * radius**2 * t**2 * constant)

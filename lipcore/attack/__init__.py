@@ -6,7 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+
+import torch
 
 from lipcore._checks import check_count
 from lipcore._progress import bar
@@ -90,9 +93,10 @@ def attack(
     arenas = ARENAS if arenas is None else arenas
     plan = [(name, index) for name in arenas for index in range(max(1, problems * _SHARES.get(name, 100) // 100))]
     found: dict[str, list[tuple[Outcome, str]]] = {}
-    for name, index in bar(plan, show=progress, desc="attack", leave=False):
-        for outcome in arenas[name](seed, index):
-            found.setdefault(outcome.bound, []).append((outcome, f"{name} {seed} {index}"))
+    with _one_thread():
+        for name, index in bar(plan, show=progress, desc="attack", leave=False):
+            for outcome in arenas[name](seed, index):
+                found.setdefault(outcome.bound, []).append((outcome, f"{name} {seed} {index}"))
     return [_row(bound, outcomes) for bound, outcomes in found.items()]
 
 
@@ -122,6 +126,17 @@ def replay(arena: str, seed: int, index: int) -> list[Outcome]:
     if arena not in ARENAS:
         raise ValueError(f"arena: expected one of {', '.join(ARENAS)}, got {arena!r}")
     return list(ARENAS[arena](seed, index))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """The matrices are small: threads would wait for one another more than work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _row(bound: str, outcomes: list[tuple[Outcome, str]]) -> Row:

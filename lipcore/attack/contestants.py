@@ -10,6 +10,7 @@ import torch
 from lipcore import bounds
 from lipcore.attack.problems import Problem
 from lipcore.attention import Attention
+from lipcore.causal import masked_upper_moments
 from lipcore.zoo import l2_attention_map
 
 _TOKENS, _MEASURES, _CAUSAL = ("tokens", "counts"), ("tokens", "counts", "measure"), ("causal",)
@@ -66,8 +67,9 @@ def closed_forms() -> list[Contestant]:
         ("masked_upper_rate", "book", _CAUSAL, by_matrix, False),
         ("masked_upper_rate_sharp", "book", _CAUSAL, by_matrix, False),
     ]
-    return [Contestant(name, source, kinds, form(getattr(bounds, name), with_n))
-            for name, source, kinds, form, with_n in rows]  # fmt: skip
+    moments = Contestant("masked_upper_moments", "book", _CAUSAL, by_norm(masked_upper_moments, False))
+    return [*(Contestant(name, source, kinds, form(getattr(bounds, name), with_n))
+              for name, source, kinds, form, with_n in rows), moments]  # fmt: skip
 
 
 def local_forms() -> list[LocalContestant]:
@@ -101,7 +103,7 @@ def witness_kim2021_restated() -> float:
     Examples
     --------
     >>> round(witness_kim2021_restated(), 2)
-    1.68
+    1.67
     """
     one = torch.ones(1, 1, 1, dtype=torch.float64)
     J = torch.func.jacrev(lambda X: l2_attention_map(X, 5 * one, one))(one[0].expand(2, 1).contiguous())

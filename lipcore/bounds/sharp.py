@@ -102,7 +102,7 @@ def mean_field_upper_sharp(*, radius: float, norm_a: float, norm_v: float, log: 
 
 
 def unified_upper_sharp(*, n: int, radius: float, norm_a: float, norm_v: float, log: bool = False) -> float:
-    r"""Upper bound for every regime, sharper than :func:`~lipcore.bounds.unified_upper` everywhere (this book).
+    r"""Upper bound for every regime, never above :func:`~lipcore.bounds.unified_upper` (this book).
 
     .. math:: \mathrm{Lip}(f|B_R^n) \le \|V\|_2 \Big(
         \min\Big( \sqrt{1+a^2}\,\sqrt{\tfrac{n\kappa}{n+\kappa-1}},\; e^a\sqrt{F(a)} \Big) + a \Big)
@@ -132,7 +132,7 @@ def unified_upper_sharp(*, n: int, radius: float, norm_a: float, norm_v: float, 
 
 
 def masked_upper_sharp(*, n: int, radius: float, norm_a: float, norm_v: float, log: bool = False) -> float:
-    r"""Upper bound for causal attention, sharper than :func:`~lipcore.bounds.masked_upper` everywhere (this book).
+    r"""Upper bound for causal attention, never above :func:`~lipcore.bounds.masked_upper` (this book).
 
     .. math:: \mathrm{Lip}(f^m|B_R^n) \le \|V\|_2 \Big( \min\Big( \sqrt{(1+a^2)\, s_n},\; \sqrt{t_n},\;
         \min_{1\le p<2} \big(\tfrac{2}{2-p}\big)^{1/p} (1+a^2)^{1-1/p} (1+2a)^{2/p-1}\, e^a \Big) + a \Big)

@@ -46,10 +46,13 @@ def torn_peak(a: float) -> float:
 
 
 def torn_upper(*, n: int, radius: float, norm_a: float, norm_v: float, log: bool = False) -> float:
-    r"""Upper bound for n tokens, exact to leading order for 1 ≪ a, log n ≪ a; for every mask (this book).
+    r"""Upper bound for n tokens, with or without a mask, sharpest for 1 ≪ a, log n ≪ a (this book).
 
     .. math:: \mathrm{Lip}(f|B_R^n) \le \|V\|_2 \big( \sqrt{n\,G(a)} + a \big),
-        \qquad \text{G of :func:`torn_peak`, } G \sim \tfrac12 a^2
+        \qquad G \sim \tfrac12 a^2
+
+    with G of :func:`torn_peak`. For :math:`A=-\gamma I` and V = I in dimension two or more, its quotient by the true
+    constant tends to one as n and a grow with log n = o(a).
 
     Parameters
     ----------
@@ -77,7 +80,7 @@ def torn_upper(*, n: int, radius: float, norm_a: float, norm_v: float, log: bool
 
 
 def torn_lower(*, n: int, radius: float, A: Tensor, V: Tensor, log: bool = False) -> float:
-    r"""Lower bound for n tokens by torn queries: :math:`a\sqrt{n}` up to a constant, for every A (this book).
+    r"""Lower bound for n tokens by torn queries: of order :math:`a\sqrt n` for V = I and log n ≤ a/10 (this book).
 
     .. math:: \mathrm{Lip}(f|B_R^n) \ge \sqrt{2(n-2)}\; p\, t\beta R^2 \|Av\|\, \|Ve\|, \qquad
         p = \frac{1}{2+(n-2)e^{-tR^2(\alpha\|Av\| - t\,v\cdot Av)}}, \quad \alpha^2+\beta^2=1,\; e\perp Av,

@@ -90,6 +90,7 @@ def test_closed_forms_of_two_distinct_tokens_are_exact(d):
 
     A = _draw(d, d, d)
     first, others = (x[::17] for x in _shortened(*_candidate_pairs(A)))
+    first, others = torch.cat([first, 3 * _draw(8, 40, d)]), torch.cat([others, 0.3 * _draw(9, 40, d)])  # copies may part here
 
     def tokens(copies, n):
         counts = torch.tensor([copies, n - copies])
@@ -149,6 +150,16 @@ def test_gradient_is_that_of_the_largest_singular_value():
         move = move.reshape(1, 3, 2)
         slope = (_sigma(f, X + move) - _sigma(f, X - move)) / (2 * step)
         assert gradient.flatten()[index].item() == pytest.approx(slope.item(), abs=1e-5)
+
+
+def test_gradient_on_the_ellipsoid_is_tangent():
+    from lipcore.adversarial import _Climber, _Domain
+
+    f, y = Attention.from_matrices(_draw(0, 2, 2), _draw(1, 2, 2)), _draw(2, 1, 3, 2)
+    y = y / y.norm(dim=-1, keepdim=True)
+    domain = _Domain.of(math.sqrt(2) * y, None, (torch.ones(2, dtype=torch.float64), None))
+    gradient = _Climber(f, domain, y, 0.1)._gradient()
+    assert torch.allclose((gradient * y).sum(-1), torch.zeros(1, 3, dtype=y.dtype), atol=1e-12) and gradient.norm() > 0.1
 
 
 def test_ascent_finds_the_two_antipodal_tokens():
