@@ -26,7 +26,7 @@ _RENEWAL = 25
 
 
 def worst_case_inputs(A: Tensor, n: int, radius: float, *, causal: bool = False) -> Tensor:
-    r"""The roughest input that the constructions of the theory offer for the scores :math:`(Ax_i)\cdot x_j`, V = I (theory §3).
+    r"""The roughest input among the constructions of the theory, scores :math:`(Ax_i)\cdot x_j`, V = I (theory §3).
 
     Some tokens ``x_1`` are seen by all the others, ``x_2``. The pairs tried are, for each real eigenvalue,
     (−Ru, Ru) where it is negative and (Ru, Ru/2) where it is positive, and for the score gap
@@ -57,8 +57,8 @@ def worst_case_inputs(A: Tensor, n: int, radius: float, *, causal: bool = False)
     Examples
     --------
     >>> import torch
-    >>> worst_case_inputs(-3 * torch.eye(1), n=4, radius=2.0).abs().flatten()
-    tensor([2., 2., 2., 2.])
+    >>> worst_case_inputs(-3 * torch.eye(1), n=500, radius=1.0).flatten().unique(return_counts=True)
+    (tensor([-1.,  1.]), tensor([  1, 499]))
     """
     check_square("A", A)
     n, radius = check_count("n", n), check_number("radius", radius, minimum=0)
@@ -181,7 +181,7 @@ def ascend(
     progress: bool = True,
     generator: torch.Generator | None = None,
 ) -> Ascent:
-    r"""Projected gradient ascent on :math:`\sigma_{\max}(D_Xf)` in the ball, or on the ellipsoid of layer normalisation.
+    r"""Projected gradient ascent on :math:`\sigma_{\max}(D_Xf)` in a ball, or on the ellipsoid of layer normalisation.
 
     The gradient is :math:`\nabla_X\,(u\cdot D_Xf[v])` with the top singular vectors held fixed (Danskin; theory §10).
     Each member of the batch has its own step, which grows when σ grows and shrinks when it does not; a step is
@@ -301,8 +301,10 @@ class _Domain:
             raise ValueError(f"X: expected tokens on the ellipsoid, got one at {off:.6g} of its size")
         if bool((norms > 1 + OUTSIDE[X.dtype]).any()) and not self.sphere:
             radius = self.scale[0].item()
-            raise ValueError(f"X: expected tokens in the ball of radius {radius:g}, "
-                             f"got one of norm {norms.max().item() * radius:.9g}")
+            raise ValueError(
+                f"X: expected tokens in the ball of radius {radius:g}, "
+                f"got one of norm {norms.max().item() * radius:.9g}"
+            )
 
     def inward(self, X: Tensor) -> Tensor:
         return self.project((X - self.offset) / self.scale)
@@ -336,8 +338,7 @@ class _Climber:
         better = value > self.value
         pick = better[:, None, None]
         self.y, self.left, self.right = (
-            torch.where(pick, new, old)
-            for new, old in ((y, self.y), (left, self.left), (right, self.right))
+            torch.where(pick, new, old) for new, old in ((y, self.y), (left, self.left), (right, self.right))
         )
         self.value = torch.where(better, value, self.value)
         self.rate = torch.where(pick, 1.3 * self.rate, 0.5 * self.rate).clamp(1e-9, 1.0)

@@ -116,9 +116,10 @@ def lower_arena(seed: int, index: int) -> Iterator[Outcome]:
         value = bounds.masked_lower(gamma=gamma, norm_v=problem.norm_v, **sizes)
         yield Outcome("masked_lower", "paper", _quotient(value, at_eigen), 1, where, problem.size >= 1)
         return
+    norm_vu = (problem.V @ u).norm().item()
     values = [
         ("adversarial_lower", "paper", bounds.adversarial_lower(gamma=gamma, norm_v=problem.norm_v, **sizes), at_eigen),
-        ("refined_lower", "book", bounds.refined_lower(gamma=gamma, norm_vu=(problem.V @ u).norm().item(), **sizes), at_eigen),
+        ("refined_lower", "book", bounds.refined_lower(gamma=gamma, norm_vu=norm_vu, **sizes), at_eigen),
         ("score_gap_lower", "book", bounds.score_gap_lower(A=problem.A, V=problem.V, **sizes), at_gap),
     ]
     if len(problem.A) > 1 and n > 2 and problem.size > 0:
@@ -134,7 +135,8 @@ def layer_arena(seed: int, index: int) -> Iterator[Outcome]:
     n = 4
     radius = 10 ** (1.5 * torch.rand((), generator=generator).item() - 1)
     X = torch.randn(12, n, d, generator=generator, dtype=torch.float64)
-    X = radius * X / X.norm(dim=-1, keepdim=True) * torch.where(torch.rand(12, n, 1, generator=generator) < 0.7, 1.0, 0.5)
+    lengths = torch.where(torch.rand(12, n, 1, generator=generator) < 0.7, 1.0, 0.5).double()
+    X = radius * lengths * X / X.norm(dim=-1, keepdim=True)
     if index % 4 == 0:
         X = ascend(f, X[:4], radius, steps=15, progress=False).X
     sigma = torch.linalg.matrix_norm(f.jacobian(X).dense(), 2)
@@ -149,12 +151,14 @@ def l2_arena(seed: int, index: int) -> Iterator[Outcome]:
     """L2 attention, anywhere in space."""
     generator = _generator(seed, index)
     heads, k, d, n = (int(torch.randint(1, top, (), generator=generator)) for top in (3, 3, 4, 6))
-    query = torch.randn(heads, k, d, generator=generator, dtype=torch.float64) * 10 ** (2 * torch.rand((), generator=generator) - 1)
+    size = 10 ** (2 * torch.rand((), generator=generator) - 1)
+    query = size * torch.randn(heads, k, d, generator=generator, dtype=torch.float64)
     value = torch.randn(heads, 2, d, generator=generator, dtype=torch.float64)
     X = torch.randn(16, n, d, generator=generator, dtype=torch.float64)
-    X = X * 10 ** (3 * torch.rand(16, 1, 1, generator=generator, dtype=X.dtype) - 2) / torch.linalg.matrix_norm(query, 2).amax()
+    norms_q, norms_v = torch.linalg.matrix_norm(query, 2), torch.linalg.matrix_norm(value, 2)
+    X = X * 10 ** (3 * torch.rand(16, 1, 1, generator=generator, dtype=X.dtype) - 2) / norms_q.amax()
     sigma = frobenius_norm(reverse_mode_jacobian(lambda Y: l2_attention_map(Y, query, value), X)).max().item()
-    norms = {"norms_q": torch.linalg.matrix_norm(query, 2).tolist(), "norms_v": torch.linalg.matrix_norm(value, 2).tolist()}
+    norms = {"norms_q": norms_q.tolist(), "norms_v": norms_v.tolist()}
     where = f"L2 attention, {heads} heads, k={k}, d={d}, n={n}, |Q|={max(norms['norms_q']):.3g}"
     for name in ("kim2021_l2_upper", "kim2021_l2_upper_restated"):
         bound = getattr(bounds, name)(n=n, head_dim=k, **norms)
@@ -174,7 +178,8 @@ def softmax_arena(seed: int, index: int) -> Iterator[Outcome]:
     yield Outcome("softmax_norm_upper", "yudin2025", _largest_ratio(exact, bounds.softmax_norm_upper(p)), 64, f"n={n}")
     signs = 1.0 - 2 * (torch.arange(2**n)[:, None] >> torch.arange(n) & 1).double()
     reached = (M @ signs.mT).abs().sum(1).amax(-1)
-    yield Outcome("emadi2026_softmax_norm", "emadi2026", _largest_ratio(reached, bounds.emadi2026_softmax_norm(p)), 64, f"n={n}")
+    theta = bounds.emadi2026_softmax_norm(p)
+    yield Outcome("emadi2026_softmax_norm", "emadi2026", _largest_ratio(reached, theta), 64, f"n={n}")
 
 
 ARENAS: dict[str, Callable[..., Iterator[Outcome]]] = {
@@ -191,7 +196,7 @@ def _top(inputs: Inputs, sigma: Tensor, count: int) -> Inputs:
 
 
 def _with_worst_case(problem: Problem, inputs: Inputs) -> Inputs:
-    """The inputs and the theory's worst case for as many tokens; with masses, two distinct tokens at several of them."""
+    """The inputs and the theory's worst cases; with masses, the score gap's pair at several of them."""
     if inputs.masses is None:
         worst = [worst_case_inputs(problem.A, problem.n, problem.radius, causal=problem.causal)]
         if len(problem.A) > 1 and problem.n > 2 and problem.size > 0:

@@ -1,4 +1,4 @@
-"""What the attack is made against: a head, a set of inputs, and first guesses at the worst of them; all from two integers."""
+"""What the attack is made against: a head, a set of inputs, and first guesses at the worst of them."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def first_inputs(problem: Problem, generator: torch.Generator, count: int = INPU
     index = torch.randint(len(directions), (count // 2, n), generator=generator)
     lengths = torch.rand(count // 2, n, 1, generator=generator, dtype=X.dtype).clamp(min=0.5) * 2 - 1
     lengths = torch.where(torch.rand(count // 2, 1, 1, generator=generator) < 0.7, 1.0, lengths)
-    X = torch.cat([directions[index] * lengths, X[count // 2 : -len(inner)], X[-len(inner):] * inner])
+    X = torch.cat([directions[index] * lengths, X[count // 2 : -len(inner)], X[-len(inner) :] * inner])
     return Inputs(problem.radius * X, _masses(problem, n, count, generator))
 
 
@@ -178,7 +178,7 @@ def _score_matrix(shape: str, d: int, generator: torch.Generator) -> Tensor:
     if shape == "low rank":
         return torch.outer(A[0], A[:, -1])
     if shape == "non-normal":
-        return A.triu() * torch.tensor([0.3, 1.0, 10.0], dtype=A.dtype)[_integer(0, 2, generator)] + torch.diag(A.diag())
+        return A.triu() * _choice((0.3, 1.0, 10.0), generator) + torch.diag(A.diag())
     if shape == "multiple of I":
         return torch.eye(d, dtype=A.dtype) * (1 if _uniform(generator) < 0.5 else -1)
     return torch.zeros_like(A) if shape == "zero" else A

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 
-def dense_jacobian(A: Tensor, V: Tensor, X: Tensor, log_masses: Tensor | None = None, *, causal: bool = False) -> Tensor:
+def dense_jacobian(
+    A: Tensor, V: Tensor, X: Tensor, log_masses: Tensor | None = None, *, causal: bool = False
+) -> Tensor:
     r"""The Jacobian on L²(μ) of one head at each X: shape (K, n, p, n, d).
 
     Parameters
@@ -80,7 +82,7 @@ def own_query_norm(A: Tensor, V: Tensor, X: Tensor, log_masses: Tensor) -> Tenso
 
 
 def token_norm(J: Tensor, *, iterations: int = 12) -> Tensor:
-    """Norm between largest-token norms, found by alternating maximisation: exact for d = 1, else from below. Shape (K,)."""
+    """Norm between largest-token norms, shape (K,), by alternating maximisation: exact for d = 1, else from below."""
     best = J.new_zeros(len(J))
     for start in torch.eye(J.shape[2], dtype=J.dtype):
         g = start.expand(*J.shape[:3])  # (K, i, p)

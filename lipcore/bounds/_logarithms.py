@@ -76,7 +76,7 @@ def log_column_sum(n: int, log_a: float) -> float:
 
 
 def smallest(function: Callable[[float], float], low: float, high: float) -> float:
-    """Least value seen of a function with one valley in [low, high], by golden section: always a value of the function."""
+    """Least value that golden section sees of a function with one valley in [low, high]: a value of the function."""
     ratio = (math.sqrt(5) - 1) / 2
     left, right = high - ratio * (high - low), low + ratio * (high - low)
     at_left, at_right = function(left), function(right)

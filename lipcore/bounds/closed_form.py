@@ -127,7 +127,8 @@ def mean_field_upper_paper(*, radius: float, norm_a: float, norm_v: float, log: 
 
     Examples
     --------
-    >>> mean_field_upper_paper(radius=1.0, norm_a=8.0, norm_v=1.0) > mean_field_upper(radius=1.0, norm_a=8.0, norm_v=1.0)
+    >>> size = {"radius": 1.0, "norm_a": 8.0, "norm_v": 1.0}
+    >>> mean_field_upper_paper(**size) > mean_field_upper(**size)
     True
     """
     _, log_a, log_v = log_inputs(1, radius, norm_a, norm_v)

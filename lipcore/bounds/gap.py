@@ -101,7 +101,9 @@ def score_gap_upper(A: Tensor) -> float:
 
 
 def eigen_gamma(A: Tensor) -> tuple[float, Tensor]:
-    r"""The :math:`\gamma = \max(-\gamma_{\min}, \gamma_{\max}/8)` of A's real eigenvalues (Castin, Ablin & Peyré 2024; theory §3).
+    r"""What A's real eigenvalues say of the score gap (Castin, Ablin & Peyré 2024; theory §3).
+
+    .. math:: \gamma = \max(-\gamma_{\min}, \gamma_{\max}/8) \le g_A/2
 
     Parameters
     ----------
@@ -279,7 +281,8 @@ def mean_field_upper_rate(*, A: Tensor, radius: float, norm_v: float, log: bool 
 def unified_upper_rate(*, n: int, A: Tensor, radius: float, norm_v: float, log: bool = False) -> float:
     r"""Upper bound for n tokens with the exact exponential rate (this book; theory §5).
 
-    .. math:: \mathrm{Lip}(f|B_R^n) \le \|V\|_2 \Big( (1+a)\sqrt{\min\big(\tfrac{n\kappa}{n+\kappa-1}, N e^{1+g^*}\big)} + a \Big)
+    .. math:: \mathrm{Lip}(f|B_R^n) \le \|V\|_2 \Big(
+        (1+a)\sqrt{\min\big(\tfrac{n\kappa}{n+\kappa-1}, N e^{1+g^*}\big)} + a \Big)
 
     Parameters
     ----------

@@ -103,7 +103,8 @@ def score_reach(attention: Attention, *, radius: float) -> Tensor:
         return (abs(attention.scale) * norms * radius + offsets) * radius
     reach = abs(attention.scale) * query.new_ones(attention.heads)
     for weight, bias in ((query, attention.query_bias), (key, attention.key_bias)):
-        reach = reach * (torch.linalg.matrix_norm(weight, 2) * radius + (0 if bias is None else bias.double().norm(dim=-1)))
+        offset = 0 if bias is None else bias.double().norm(dim=-1)
+        reach = reach * (torch.linalg.matrix_norm(weight, 2) * radius + offset)
     return reach
 
 
@@ -117,7 +118,7 @@ def _head_form(attention: Attention, form: str):
 
 
 def _row_stochastic_upper(*, n: int, radius: float, norm_a: float, norm_v: float, log: bool = False) -> float:
-    r""":math:`\|V\|_2((1+a)\sqrt n + a)`: rows that sum to one have :math:`\|P\|_2 \le \sqrt n`, and nothing else is used."""
+    r""":math:`\|V\|_2((1+a)\sqrt n + a)`, for which it is enough that rows sum to one: :math:`\|P\|_2 \le \sqrt n`."""
     n, log_a, log_v = log_inputs(n, radius, norm_a, norm_v)
     return finish(log_times(log_v, log_three_terms(log_a, math.log(n) / 2, keys=1)), log)
 

@@ -14,7 +14,8 @@ def local_upper(attention: Attention, X: Tensor) -> Tensor:
     For one head,
 
     .. math:: \|D_X f\|_2 \le \|V\|_2\|P\|_2 + \max_i \|V C_i A\|_2
-        + \Big( \max_i \|V C_i V^\top\|_2 \; \max_j \big\| \textstyle\sum_i P_{ij} (Ax_i+c)(Ax_i+c)^\top \big\|_2 \Big)^{1/2}.
+        + \Big( \max_i \|V C_i V^\top\|_2 \;
+        \max_j \big\| \textstyle\sum_i P_{ij} (Ax_i+c)(Ax_i+c)^\top \big\|_2 \Big)^{1/2}.
 
     Heads add up in squares where they are concatenated; with an output projection W the smaller of
     ‖W‖ times that and the sum over heads with W_h taken into V_h is returned. ‖P‖₂ is bounded through

@@ -74,7 +74,8 @@ def refined_lower(*, n: int, radius: float, gamma: float, norm_vu: float, log: b
 
     Examples
     --------
-    >>> refined_lower(n=5, radius=1.0, gamma=1.0, norm_vu=1.0) > adversarial_lower(n=5, radius=1.0, gamma=1.0, norm_v=1.0)
+    >>> size = {"n": 5, "radius": 1.0, "gamma": 1.0}
+    >>> refined_lower(norm_vu=1.0, **size) > adversarial_lower(norm_v=1.0, **size)
     True
     """
     n, log_half_gap = check_count("n", n), log_scaled(radius, gamma, "gamma")

@@ -28,8 +28,8 @@ def yudin2025_local_upper(attention: Attention, X: Tensor) -> Tensor:
 
     Assumes scores that are bilinear in the tokens: no query bias, no rotary positions, no normalised queries.
     Found here: it holds. :math:`\|\mathrm{diag}(p) - pp^\top\|_2 \le g(p)` follows from the secular equation, since at
-    :math:`\lambda = g`, :math:`p_{(1)}^2/(p_{(1)}-\lambda) = p_{(1)}/(p_{(1)}-p_{(2)})` and the other terms sum to at most
-    :math:`p_{(2)}/(p_{(1)}-p_{(2)})`. Heads are joined as in :func:`~lipcore.bounds.local_upper`.
+    :math:`\lambda = g`, :math:`p_{(1)}^2/(p_{(1)}-\lambda) = p_{(1)}/(p_{(1)}-p_{(2)})` and the other terms sum to at
+    most :math:`p_{(2)}/(p_{(1)}-p_{(2)})`. Heads are joined as in :func:`~lipcore.bounds.local_upper`.
 
     Parameters
     ----------
@@ -136,7 +136,9 @@ def emadi2026_softmax_norm(p: Tensor) -> Tensor:
     return (4 * inside * outside).amax(-1)
 
 
-def emadi2026_token_upper(*, radius: float, norm_a: float, norm_v: float, theta: float = 1.0, log: bool = False) -> float:
+def emadi2026_token_upper(
+    *, radius: float, norm_a: float, norm_v: float, theta: float = 1.0, log: bool = False
+) -> float:
     r"""Upper bound in the largest-token norm :math:`\|X\| = \max_i |x_i|`, whatever n (form of Emadi et al. 2026).
 
     .. math:: \mathrm{Lip}_\infty \le \|V\|_2\,(1 + 2a\,\theta), \qquad \theta \ge \max_i \theta(P_i)
@@ -174,15 +176,15 @@ def emadi2026_token_upper(*, radius: float, norm_a: float, norm_v: float, theta:
 def kim2021_l2_upper(
     *, n: int, head_dim: int, norms_q: Sequence[float], norms_v: Sequence[float], norm_o: float = 1.0, log: bool = False
 ) -> float:
-    r"""Upper bound of L2 attention, for tokens anywhere (Kim, Papamakarios & Mnih 2021, with the power of Q derived here).
+    r"""Upper bound of L2 attention, for tokens anywhere (Kim, Papamakarios & Mnih 2021; the power of Q derived here).
 
     .. math:: \mathrm{Lip}(f) \le \sqrt{\frac nk}\,\big(4\varphi^{-1}(n-1)+1\big)
         \Big( \sum_h \|Q_h\|_2^4\|V_h\|_2^2 \Big)^{1/2} \|W^O\|_2, \qquad \varphi(x) = xe^{x+1}
 
     of :func:`lipcore.zoo.l2_attention_map`. Assumes query = key, and values through :math:`A_h = Q_h^\top Q_h/\sqrt k`.
     Derived here: with :math:`y = Q_hx/k^{1/4}` each row of the Jacobian of :math:`\sum_j P_{ij}y_j` has norm at most
-    1 (mixing) + 2c (own query) + 2c (others' keys), as :math:`\sum_j P_{ij}|y_i-y_j|^2 \le c = \varphi^{-1}(n-1)`; there
-    are n rows; y enters with Q and leaves with Q, so that the whole has degree 4 in Q under the root.
+    1 (mixing) + 2c (own query) + 2c (others' keys), as :math:`\sum_j P_{ij}|y_i-y_j|^2 \le c = \varphi^{-1}(n-1)`;
+    there are n rows; y enters with Q and leaves with Q, so that the whole has degree 4 in Q under the root.
 
     Parameters
     ----------
@@ -253,7 +255,7 @@ def castin2024_released_compute_bound(attention: Attention, X: Tensor) -> Tensor
         R_h = \max_i \|A_hx_i\|, \quad r = \max_{i,j}\|x_i-x_j\|
 
     The released scripts compute it and never plot it. It misses that :math:`A^\top x` matters too, through the own
-    query: :math:`A = 50\,e_1e_2^\top`, :math:`X = \pm e_1` has :math:`R_h = 0`, and a Jacobian of norm 50.02 against 1.41.
+    query: :math:`A = 50\,e_1e_2^\top`, :math:`X = \pm e_1` has :math:`R_h = 0`, a Jacobian of norm 50.02; this is 1.41.
 
     Parameters
     ----------

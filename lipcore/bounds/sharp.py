@@ -1,7 +1,7 @@
 r"""Sharper upper bounds: mixing and others' keys bounded as one map (this book).
 
-Both terms together are :math:`\sum_j P_{ij}\, T_{ij}^\top h_j` with :math:`T_{ij}\, g = g + (g\cdot(x_j-m_i))\,Ax_i`, and
-:math:`\sum_j P_{ij}(x_j - m_i) = 0` removes the cross term:
+Both terms together are :math:`\sum_j P_{ij}\, T_{ij}^\top h_j` with :math:`T_{ij}\, g = g + (g\cdot(x_j-m_i))\,Ax_i`,
+and :math:`\sum_j P_{ij}(x_j - m_i) = 0` removes the cross term:
 :math:`\sum_j P_{ij}|T_{ij}g|^2 = |g|^2 + |Ax_i|^2\, g\cdot C_i g \le (1+a^2)|g|^2`.
 By Cauchy–Schwarz :math:`1 + a` becomes :math:`\sqrt{1+a^2}`. With the weight :math:`P_{ij}/\mu_j` inside
 Cauchy–Schwarz it becomes a worst case over one row, attained by two Diracs: :func:`two_dirac_peak`.
@@ -31,7 +31,7 @@ from lipcore.bounds.gap import rank_of, score_gap_upper
 
 
 def two_dirac_peak(a: float) -> float:
-    r"""The log F(a) for which mixing and others' keys have norm at most :math:`e^a\sqrt{F(a)}` on any measure (this book).
+    r"""The log F(a) for which mixing and others' keys have norm at most :math:`e^a\sqrt{F(a)}` (this book).
 
     .. math:: F(a) = \max_{0\le w\le 1} \Big(1-w+\frac w\kappa\Big)
         \Big( w\,(1+2a(1-w))^2 + \frac{(1-w)(1-2aw)^2}{\kappa} \Big), \qquad \kappa = e^{2a}

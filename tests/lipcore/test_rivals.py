@@ -20,8 +20,9 @@ def _draw(seed, *shape):
 
 
 def _layer(seed, *, heads=1, causal=False, output=False):
-    return Attention(query=_draw(seed, heads, 2, 3), key=_draw(seed + 1, heads, 2, 3), value=_draw(seed + 2, heads, 2, 3),
-                     output=_draw(seed + 3, 4, heads * 2) if output else None, causal=causal)  # fmt: skip
+    query, key, value = (_draw(seed + step, heads, 2, 3) for step in range(3))
+    projection = _draw(seed + 3, 4, heads * 2) if output else None
+    return Attention(query=query, key=key, value=value, output=projection, causal=causal)
 
 
 # --- Yudin 2025 -------------------------------------------------------------------------------------------------------
@@ -47,7 +48,8 @@ def test_yudin_by_hand():
         return torch.linalg.matrix_norm(M, 2)
 
     expected = norm(V) * (norm(P) + 2 * norm(X) ** 2 * norm(A) * g)
-    assert bounds.yudin2025_local_upper(Attention.from_matrices(A, V), X).item() == pytest.approx(expected.item(), rel=1e-12)
+    found = bounds.yudin2025_local_upper(Attention.from_matrices(A, V), X)
+    assert found.item() == pytest.approx(expected.item(), rel=1e-12)
 
 
 def test_our_local_bound_against_yudin():
@@ -162,9 +164,9 @@ def test_released_compute_bound_by_hand():
 
 @pytest.mark.parametrize("name", ["yudin2025_local_upper", "castin2024_released_compute_bound"])
 def test_statements_are_not_stretched(name):
-    biased = Attention(query=_draw(0, 1, 2, 3), key=_draw(1, 1, 2, 3), value=_draw(2, 1, 2, 3), query_bias=_draw(3, 1, 2))
-    turned = Attention(query=_draw(0, 1, 2, 3), key=_draw(1, 1, 2, 3), value=_draw(2, 1, 2, 3),
-                       rotary=torch.ones(1, dtype=torch.float64))  # fmt: skip
+    weights = {role: _draw(index, 1, 2, 3) for index, role in enumerate(("query", "key", "value"))}
+    biased = Attention(**weights, query_bias=_draw(3, 1, 2))
+    turned = Attention(**weights, rotary=torch.ones(1, dtype=torch.float64))
     for f, reason in ((biased, "query_bias"), (turned, "rotary")):
         with pytest.raises(ValueError, match=f"expected {reason}=None"):
             getattr(bounds, name)(f, _draw(4, 2, 3))

@@ -24,7 +24,8 @@ def _matrix(kind, d, seed):
     A = torch.randn(d, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return {
         "general": A, "symmetric": A + A.mT, "antisymmetric": A - A.mT, "low rank": torch.outer(A[0], A[:, 0]),
-        "non-normal": 20 * A.triu(1) + A, "diagonal": torch.diag(4 * A[0]), "multiple of I": A[0, 0] * torch.eye(d, dtype=A.dtype),
+        "non-normal": 20 * A.triu(1) + A, "diagonal": torch.diag(4 * A[0]),
+        "multiple of I": A[0, 0] * torch.eye(d, dtype=A.dtype),
     }[kind]  # fmt: skip
 
 
@@ -208,7 +209,8 @@ def test_rate_bounds_are_ordered():
         rate, sharp = bounds.mean_field_upper_rate(A=A, **size), bounds.mean_field_upper_rate_sharp(A=A, **size)
         assert sharp <= rate + slack
         assert rate <= bounds.mean_field_upper(**size, **norm) + slack
-        assert bounds.unified_upper_rate(n=n, A=A, **size) <= min(rate, bounds.unified_upper(n=n, **size, **norm)) + slack
+        unified = bounds.unified_upper(n=n, **size, **norm)
+        assert bounds.unified_upper_rate(n=n, A=A, **size) <= min(rate, unified) + slack
         masked = bounds.masked_upper_rate(A=A, **size)
         assert bounds.masked_upper_rate_sharp(A=A, **size) <= masked + slack
         assert math.isfinite(masked)
