@@ -32,7 +32,9 @@ $(STAMP): requirements.lock pyproject.toml
 
 weights: $(WEIGHTS)  ## fetch the pretrained weights (once)
 $(WEIGHTS): $(wildcard lipcore/models/sources.py) | $(STAMP)
-	$(BIN)/lipcore fetch minilm
+	$(BIN)/lipcore fetch minilm smollm2
+	@# the first load unpacks the 4-bit weights once; several pages at the same time would each do it
+	$(BIN)/python -c 'from lipcore import models; models.load("smollm2")'
 	@mkdir -p $(BUILD) && touch $@
 
 book: $(STAMP) $(WEIGHTS)  ## execute what changed and build _build/html

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 
 def bar(iterable=None, *, show: bool, **options):
-    """``tqdm(iterable, **options)``, which shows nothing unless ``show``; without tqdm, a bar that is wanted is refused."""
+    """``tqdm(iterable, **options)``, silent unless ``show``; without tqdm, a bar that is wanted is refused."""
     try:
         from tqdm import tqdm
     except ImportError as error:
         if show:
-            raise ImportError("progress: a progress bar needs tqdm: pip install tqdm, or pass progress=False") from error
+            raise ImportError("progress: a bar needs tqdm: pip install tqdm, or pass progress=False") from error
         return _Silent(iterable)
     return tqdm(iterable, disable=not show, **options)
 

@@ -102,8 +102,10 @@ class Attention:
         (heads, k, d), key_heads = self.query.shape, self.key.shape[0]
         p = self.value.shape[1]
         if min(heads, key_heads, k, d, p) == 0:
-            raise ValueError(f"query, key, value: expected non-empty tensors, got {tuple(self.query.shape)}, "
-                             f"{tuple(self.key.shape)}, {tuple(self.value.shape)}")
+            raise ValueError(
+                f"query, key, value: expected non-empty tensors, got {tuple(self.query.shape)}, "
+                f"{tuple(self.key.shape)}, {tuple(self.value.shape)}"
+            )
         if heads % key_heads:
             raise ValueError(f"key: expected a number of heads that divides {heads}, got {key_heads}")
         expected = {
@@ -139,15 +141,23 @@ class Attention:
                 raise ValueError("log_weights: expected a vector of numbers below +infinity")
             check_same_kind("log_weights", log_weights, self.query, "query")
             if mask is not None and mask.shape[0] != log_weights.shape[0]:
-                raise ValueError(f"mask: expected shape ({log_weights.shape[0]},)*2 as log_weights has, "
-                                 f"got {tuple(mask.shape)}")
+                raise ValueError(
+                    f"mask: expected shape ({log_weights.shape[0]},)*2 as log_weights has, got {tuple(mask.shape)}"
+                )
         n = mask.shape[0] if mask is not None else log_weights.shape[0] if log_weights is not None else 0
         if n and not (self._score_bias(slice(0, n), n, self.query) > -math.inf).any(-1).all():
             raise ValueError("mask, log_weights: expected at least one visible key in every row, got a row with none")
 
     @classmethod
-    def from_matrices(cls, A: Tensor, V: Tensor, *, causal: bool = False, log_weights: Tensor | None = None,
-                      mask: Tensor | None = None) -> Attention:
+    def from_matrices(
+        cls,
+        A: Tensor,
+        V: Tensor,
+        *,
+        causal: bool = False,
+        log_weights: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> Attention:
         r"""One head in the notation of the theory: scores :math:`s_{ij} = (A x_i)\cdot x_j`, values :math:`V x_j`.
 
         Parameters
@@ -175,8 +185,15 @@ class Attention:
         if V.shape[1] != A.shape[0]:
             raise ValueError(f"V: expected {A.shape[0]} columns as A has, got shape {tuple(V.shape)}")
         identity = torch.eye(A.shape[0], dtype=A.dtype, device=A.device)
-        return cls(query=A[None], key=identity[None], value=V[None], causal=causal, scale=1.0,
-                   log_weights=log_weights, mask=mask)
+        return cls(
+            query=A[None],
+            key=identity[None],
+            value=V[None],
+            causal=causal,
+            scale=1.0,
+            log_weights=log_weights,
+            mask=mask,
+        )
 
     @property
     def heads(self) -> int:

@@ -128,8 +128,9 @@ class AttentionJacobian(LinearOperator):
         + \underbrace{\textstyle\sum_j P_{ij} (x_j - m_i)\,(A x_i + c)\cdot h_j}_{\text{others' keys}} \Big).
 
     It is applied in the space of queries, keys and values: with :math:`S_{ij} = \dot q_i\cdot k_j + q_i\cdot\dot k_j`,
-    the last two terms are :math:`\sum_j P_{ij} (S_{ij} - \bar s_i) v_j`, with the mean of :math:`S_i` under P_i. P is visited in tiles (a few heads, some
-    rows): a product costs little more than its matrix products of size n × n × k.
+    the last two terms are :math:`\sum_j P_{ij} (S_{ij} - \bar s_i) v_j`, with :math:`\bar s_i` the mean of
+    :math:`S_i` under P_i. P is visited in tiles (a few heads, some rows): a product costs little more than its matrix
+    products of size n × n × k.
 
     Parameters
     ----------
@@ -195,7 +196,7 @@ class AttentionJacobian(LinearOperator):
         out = torch.empty_like(self._v)
         for heads, rows, seen, P in self._tiles():
             dS = left[heads, rows] @ right[heads, seen].mT  # own query (q̇·k) and others' keys (q·k̇) in one product
-            dS -= torch.linalg.vecdot(P, dS)[..., None]  # centred before it meets v: rows that are settled lose no digits
+            dS -= torch.linalg.vecdot(P, dS)[..., None]  # centred first: settled rows lose no digits
             dS *= P
             mixing = P @ dv[heads, seen]
             out[heads, rows] = mixing.baddbmm_(dS, self._v[heads, seen])
@@ -287,13 +288,16 @@ class AutogradJacobian(LinearOperator):
 
     def _check_output(self, value: object) -> None:
         if not isinstance(value, Tensor):
-            raise TypeError(f"fn: expected a map that returns a tensor, got {type(value).__name__}: "
-                            "wrap it, for example lambda X: module(X)[0]")
+            raise TypeError(
+                f"fn: expected a map that returns a tensor, got {type(value).__name__}: "
+                "wrap it, for example lambda X: module(X)[0]"
+            )
         check_same_kind("fn(X)", value, self._X, "X")
         batch = self._X.shape[:-2]
         if value.shape[: len(batch)] != batch:
-            raise ValueError(f"fn: expected an output that begins with the batch {tuple(batch)}, "
-                             f"got shape {tuple(value.shape)}")
+            raise ValueError(
+                f"fn: expected an output that begins with the batch {tuple(batch)}, got shape {tuple(value.shape)}"
+            )
         if not bool(torch.isfinite(value).all()):
             raise ValueError("fn: expected a finite output at X, got NaN or infinity")
 
@@ -323,8 +327,10 @@ class AutogradJacobian(LinearOperator):
 def _refuse_training(fn: Callable) -> None:
     module = fn if isinstance(fn, nn.Module) else getattr(fn, "__self__", None)
     if isinstance(module, nn.Module) and any(part.training for part in module.modules()):
-        raise ValueError(f"fn: expected a module in evaluation mode, got {type(module).__name__} in training mode: "
-                         "call .eval() first")
+        raise ValueError(
+            f"fn: expected a module in evaluation mode, got {type(module).__name__} in training mode: "
+            "call .eval() first"
+        )
 
 
 def _explained(compute: Callable):

@@ -105,8 +105,9 @@ def _growth(X: Tensor, A: Tensor, V: Tensor, P: Tensor) -> Tensor:
     return growth
 
 
-def large_radius_error(n: int, t: float, *, gap: float, radius: float, norm_a: float, norm_v: float,
-                       ties: bool = False) -> float:
+def large_radius_error(
+    n: int, t: float, *, gap: float, radius: float, norm_a: float, norm_v: float, ties: bool = False
+) -> float:
     r"""Bound of the distance from :math:`D_{tX}f` to its large-radius law (this book; theory §6).
 
     .. math:: \|V\|_2\, (n-1)\, e^{-t^2\delta} \Big( \sqrt{2n} + a t^2 (4 + 2\sqrt{2n}) \Big),

@@ -102,8 +102,10 @@ class PreNormJacobian(LinearOperator):
         self.output_shape = self.input_shape if self._inner is None else self._inner.output_shape
         self.dtype, self.device = X.dtype, X.device
         if residual and self.output_shape != self.input_shape:
-            raise ValueError(f"residual: expected an attention whose output has {X.shape[-1]} dimensions, "
-                             f"got {self.output_shape[-1]}")
+            raise ValueError(
+                f"residual: expected an attention whose output has {X.shape[-1]} dimensions, "
+                f"got {self.output_shape[-1]}"
+            )
 
     def _project(self, H: Tensor) -> Tensor:
         """(Π − x̂x̂ᵀ/d)/s, which is symmetric."""

@@ -71,11 +71,13 @@ def spectral_norm(
     method : {"lanczos", "power"}
         Golub–Kahan–Lanczos with full reorthogonalisation, or power iteration on JᵀJ for comparison.
     tol : float
-        Relative error of ``value`` at which a member stops. Lanczos estimates that error to second order in the residual,
-        and goes on until, with confidence ``probability``, the error is at most √tol whatever the spectrum. Power
-        iteration stops when its Rayleigh quotient changes by less than tol, which says less.
+        Relative error of ``value`` at which a member stops. Lanczos estimates that error to second order in the
+        residual, and goes on until, with confidence ``probability``, the error is at most √tol whatever the spectrum.
+        Where many singular values crowd at the top, the estimate can be exceeded, but √tol holds. Power iteration
+        stops when its Rayleigh quotient changes by less than tol, which says less.
     max_iterations : int, optional
-        Pairs of products at most; 300 for Lanczos (never more than the smaller dimension needs), 1000 for power iteration.
+        Pairs of products at most; 300 for Lanczos (never more than the smaller dimension needs), 1000 for power
+        iteration.
     generator : torch.Generator, optional
         Source of the random start; a fixed seed if left out. One start serves the whole batch, so that a member's
         result does not depend on its neighbours. The probability is over this start: it means nothing for an operator
@@ -99,9 +101,10 @@ def spectral_norm(
     -----
     With N columns, a start uniform on the sphere has :math:`|\langle v_1, z\rangle| \ge s` for the top singular vector
     z with the stated probability, s a quantile of a Beta law. On that event :math:`\sigma_{\max}` satisfies, after
-    every k, :math:`\prod_i (\sigma^2 - \theta_i^2) \le \prod_j \alpha_j\beta_j / s` (van Dorsselaer, Hochstenbach & van
-    der Vorst 2000; Hochstenbach 2013) and :math:`\sigma \le \theta_1 \cosh\big(\mathrm{arcosh}(1/s) / (2k-1)\big)`, which
-    does not look at the spectrum (compare Kuczyński & Woźniakowski 1992; theory §10).
+    every k, :math:`\prod_i (\sigma^2 - \theta_i^2) \le \prod_j \alpha_j\beta_j / s` (van Dorsselaer, Hochstenbach &
+    van der Vorst 2000; Hochstenbach 2013) and
+    :math:`\sigma \le \theta_1 \cosh\big(\mathrm{arcosh}(1/s) / (2k-1)\big)`, which does not look at the spectrum
+    (compare Kuczyński & Woźniakowski 1992; theory §10).
 
     Examples
     --------
@@ -280,8 +283,8 @@ def _bidiagonal(alphas: Tensor, betas: Tensor) -> Tensor:
 def _has_converged(alphas: Tensor, betas: Tensor, tol: float, overlap: float) -> Tensor:
     r"""Whether θ_1 is within tol, by two tests.
 
-    The error of θ_1 is of second order in the residual r: about :math:`\theta_1 r^2 / 2(\theta_1^2 - \theta_2^2)`, or at
-    most r where the gap is not resolved. That trusts that no larger singular value hides behind a start nearly
+    The error of θ_1 is of second order in the residual r: about :math:`\theta_1 r^2 / 2(\theta_1^2 - \theta_2^2)`,
+    or at most r where the gap is not resolved. That trusts that no larger singular value hides behind a start nearly
     orthogonal to its vector; the certificate rules out, at its confidence, one above :math:`(1+\sqrt{tol})\,\theta_1`.
     """
     left, theta, _ = torch.linalg.svd(_bidiagonal(alphas, betas))
@@ -361,8 +364,10 @@ def _power(operator: LinearOperator, start: Tensor, tol: float, max_iterations: 
         log_growth = log_growth + new_value.double().log()
         upper = ((log_growth - math.log(overlap)) / (2 * k - 1)).exp()
         current = (new_value, upper, _norm(w - new_value * v), u, v)
-        frozen = current if frozen is None else tuple(
-            torch.where(converged[..., None], old, new) for old, new in zip(frozen, current, strict=True)
+        frozen = (
+            current
+            if frozen is None
+            else tuple(torch.where(converged[..., None], old, new) for old, new in zip(frozen, current, strict=True))
         )
         iterations = torch.where(converged, iterations, k)
         converged = converged | ((new_value - value).abs() <= tol * new_value)[..., 0]
@@ -391,6 +396,8 @@ def _with_bound(found: SpectralNorm, upper_bound: Tensor | float) -> SpectralNor
     bound = torch.as_tensor(upper_bound, dtype=found.value.dtype, device=found.value.device)
     rounding = 1 + 64 * torch.finfo(found.value.dtype).eps
     if bool((bound * rounding < found.value).any()) or bool(bound.isnan().any()):
-        raise ValueError(f"upper_bound: expected at least the value found, {found.value.max().item():.6g}, "
-                         f"got {bound.min().item():.6g}")
+        raise ValueError(
+            f"upper_bound: expected at least the value found, {found.value.max().item():.6g}, "
+            f"got {bound.min().item():.6g}"
+        )
     return replace(found, upper=torch.maximum(bound.expand_as(found.value), found.value), probability=1.0)

@@ -111,9 +111,9 @@ def measure(cell: Cell) -> list[dict]:
     Returns
     -------
     list of dict
-        The cell's attributes and, for each ``sequence``: ``sigma``, ``lower``, ``upper``, ``probability``, ``iterations``,
-        ``converged`` (:class:`~lipcore.spectral.SpectralNorm`); ``released``, :math:`\|D_Xf^\top f(X)\|^{1/2}`, what the
-        paper's released scripts compute in place of σ; ``radius_rms`` and ``radius_max`` of the tokens; ``local``, the
+        The cell's attributes and, for each ``sequence``: ``sigma``, ``lower``, ``upper``, ``probability``,
+        ``iterations``, ``converged`` (:class:`~lipcore.spectral.SpectralNorm`); ``released``,
+        :math:`\|D_Xf^\top f(X)\|^{1/2}`, what the paper's released scripts compute in place of σ; ``radius_rms`` and ``radius_max`` of the tokens; ``local``, the
         local bound, if asked for.
 
     Raises
@@ -201,7 +201,7 @@ def collect(cells: Iterable[Cell], folder: str | os.PathLike) -> pd.DataFrame:
 
     paths = {cell: _path(Path(folder) / "cells", cell) for cell in cells}
     if absent := [cell for cell, path in paths.items() if not path.exists()]:
-        raise FileNotFoundError(f"folder: expected every cell in {folder}, {len(absent)} are missing, first {absent[0]}")
+        raise FileNotFoundError(f"folder: expected every cell in {folder}, {len(absent)} are missing: {absent[0]} …")
     table = pd.concat([pd.read_parquet(path) for path in paths.values()], ignore_index=True)
     _save(table, Path(folder) / "table.parquet")
     return table

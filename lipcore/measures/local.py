@@ -24,9 +24,7 @@ from lipcore.spectral import spectral_norm
 BATCH_BYTES = 2**26
 
 
-def _dense_norms(
-    points: Tensor, weights: Tensor, A: Tensor, V: Tensor, times: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _dense_norms(points: Tensor, weights: Tensor, A: Tensor, V: Tensor, times: Tensor | None) -> tuple[Tensor, Tensor]:
     r"""‖D_μF‖ in L²(μ) and max_i ‖V C_i A‖, both of shape (B,), from matrices of size nq × nd.
 
     The matrix of D_μF in the orthonormal coordinates :math:`\sqrt{w_i}\,h_i` has blocks

@@ -102,9 +102,7 @@ def check_matrices(points: Tensor, A: Tensor, V: Tensor) -> None:
     if A.shape[0] != d:
         raise ValueError(f"A: expected shape {(d, d)} as the measure has dimension {d}, got {tuple(A.shape)}")
     if V.shape[1] != d or V.shape[0] == 0:
-        raise ValueError(
-            f"V: expected {d} columns as the measure has dimension {d}, got shape {tuple(V.shape)}"
-        )
+        raise ValueError(f"V: expected {d} columns as the measure has dimension {d}, got shape {tuple(V.shape)}")
 
 
 def sees(query_times: Tensor, key_times: Tensor) -> Tensor:
@@ -191,9 +189,7 @@ def _rows(mu: Measure, x: Tensor, A: Tensor, V: Tensor, times: Tensor | None) ->
     check_same_kind("x", x, mu.points, "the measure")
     timed = isinstance(mu, TimedMeasure)
     if timed != (times is not None):
-        raise ValueError(
-            "times: expected " + ("one for each row of x, got None" if timed else "None: mu has no times")
-        )
+        raise ValueError("times: expected " + ("one for each row of x, got None" if timed else "None: mu has no times"))
     visible = None
     if timed:
         _refuse_times_before_mass("times", mu, check_times("times", times, x))

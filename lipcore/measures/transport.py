@@ -181,14 +181,12 @@ def _common_marginal(mu: TimedMeasure, nu: TimedMeasure) -> tuple[list[float], T
     (times, masses), (other_times, other_masses) = mu.time_marginal(), nu.time_marginal()
     tolerance = max(WEIGHT_TOLERANCE[m.weights.dtype] for m in (mu, nu))
     here, there = (
-        dict(zip(t.tolist(), m.tolist(), strict=True))
-        for t, m in ((times, masses), (other_times, other_masses))
+        dict(zip(t.tolist(), m.tolist(), strict=True)) for t, m in ((times, masses), (other_times, other_masses))
     )
     for time in sorted(here.keys() | there.keys()):
         a, b = here.get(time, 0.0), there.get(time, 0.0)
         if (time in here) != (time in there) or abs(a - b) > tolerance:
             raise ValueError(
-                f"nu: expected the time marginal of mu, but time {time!r} has mass {a:.10g} in mu "
-                f"and {b:.10g} in nu"
+                f"nu: expected the time marginal of mu, but time {time!r} has mass {a:.10g} in mu and {b:.10g} in nu"
             )
     return times.tolist(), masses

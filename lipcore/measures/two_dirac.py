@@ -63,9 +63,7 @@ class TwoDirac:
             raise ValueError("p: expected masses between 0 and 1, both excluded")
         if self.sign not in (-1, 1):
             raise ValueError(f"sign: expected -1 (A = -gamma I) or 1 (A = gamma I), got {self.sign!r}")
-        positions = (
-            self.positions if self.positions is not None else ((-1.0, 1.0) if self.sign < 0 else (1.0, 0.5))
-        )
+        positions = self.positions if self.positions is not None else ((-1.0, 1.0) if self.sign < 0 else (1.0, 0.5))
         if len(positions) != 2:
             raise ValueError(f"positions: expected two numbers, got {len(positions)}")
         object.__setattr__(self, "p", p)

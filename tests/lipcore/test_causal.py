@@ -32,7 +32,7 @@ def test_row_moment_is_the_largest_over_rows(a):
         P = torch.softmax(3 * torch.randn(500, 6, generator=gen, dtype=torch.float64), -1)
         x = torch.nn.functional.normalize(torch.randn(500, 6, 2, generator=gen, dtype=torch.float64), dim=-1)
         g, y = torch.nn.functional.normalize(torch.randn(2, 500, 2, generator=gen, dtype=torch.float64), dim=-1)
-        deviation = ((x - P[:, None] @ x) @ g[..., None])  # g·(x_j − m_i), tokens in the unit ball
+        deviation = (x - P[:, None] @ x) @ g[..., None]  # g·(x_j − m_i), tokens in the unit ball
         moment = (P * (g[:, None] + deviation * a * y[:, None]).norm(dim=-1) ** q).sum(-1)
         assert moment.max() ** (1 / q) <= math.exp(row_moment(a, q)) * (1 + 1e-12)
     assert math.exp(row_moment(a, 2.0)) ** 2 == pytest.approx(1 + a**2)

@@ -146,9 +146,7 @@ def test_support_adds_up_copies_and_drops_massless_points():
 
 
 def test_support_keeps_copies_at_different_times_apart():
-    mu = TimedMeasure(
-        tensor(0.5, 0.5, 1.0, 0.0), tensor([1.0], [1.0], [1.0], [1.0]), tensor(0.2, 0.3, 0.5, 0.0)
-    )
+    mu = TimedMeasure(tensor(0.5, 0.5, 1.0, 0.0), tensor([1.0], [1.0], [1.0], [1.0]), tensor(0.2, 0.3, 0.5, 0.0))
     support = mu.support()
     assert support.times.tolist() == [0.5, 1.0] and support.weights.tolist() == [0.5, 0.5]
 
@@ -160,9 +158,7 @@ def test_the_radius_counts_only_what_has_mass():
 
 
 def test_a_timed_measure_falls_apart_into_laws():
-    mu = TimedMeasure(
-        tensor(1.0, 0.5, 1.0, 0.0), tensor([1.0], [2.0], [3.0], [4.0]), tensor(0.1, 0.6, 0.3, 0.0)
-    )
+    mu = TimedMeasure(tensor(1.0, 0.5, 1.0, 0.0), tensor([1.0], [2.0], [3.0], [4.0]), tensor(0.1, 0.6, 0.3, 0.0))
     times, weights = mu.time_marginal()
     assert times.tolist() == [0.5, 1.0]
     torch.testing.assert_close(weights, tensor(0.6, 0.4))
@@ -201,9 +197,7 @@ def test_weightless_points_do_not_count():
 
 def quantile_distance(mu, nu, p):
     """W_p on the line, from the quantile functions."""
-    (x, a), (y, b) = (
-        (k.points.flatten()[i := k.points.flatten().argsort()], k.weights[i].cumsum(0)) for k in (mu, nu)
-    )
+    (x, a), (y, b) = ((k.points.flatten()[i := k.points.flatten().argsort()], k.weights[i].cumsum(0)) for k in (mu, nu))
     levels = torch.cat([a, b]).sort().values
     widths = levels.diff(prepend=tensor(0.0))
     middle = (levels - widths / 2).clamp(max=1 - 1e-15)
@@ -254,9 +248,7 @@ def test_to_one_dirac_there_is_one_plan_and_pot_is_not_needed(monkeypatch):
 
 
 def test_what_importing_pot_says_about_progress_bars_is_not_heard(monkeypatch, tmp_path, recwarn):
-    (tmp_path / "ot.py").write_text(
-        'import warnings\nwarnings.warn("IProgress not found. Please update jupyter.")\n'
-    )
+    (tmp_path / "ot.py").write_text('import warnings\nwarnings.warn("IProgress not found. Please update jupyter.")\n')
     monkeypatch.delitem(sys.modules, "ot", raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
     assert transport._pot().__file__ == str(tmp_path / "ot.py")
@@ -301,9 +293,7 @@ def test_conditional_distance_adds_up_linear_programmes(p):
     other = torch.tensor([3, 5, 1, 0, 4, 2])  # another order, other masses, the same marginal
     mu = TimedMeasure(times, draw(0, 6, 2), weights)
     nu = TimedMeasure(times[other], draw(1, 6, 2), tensor(0.3, 0.4, 0.05, 0.1, 0.1, 0.05))
-    expected = sum(
-        theta * programme(mu.at(tau), nu.at(tau), p) for tau, theta in ((0.0, 0.1), (0.5, 0.4), (1.0, 0.5))
-    )
+    expected = sum(theta * programme(mu.at(tau), nu.at(tau), p) for tau, theta in ((0.0, 0.1), (0.5, 0.4), (1.0, 0.5)))
     assert conditional_wasserstein(mu, nu, p) ** p == pytest.approx(expected, rel=1e-9)
 
 
@@ -357,9 +347,7 @@ def test_mean_field_attention_is_the_push_forward_by_gamma():
 def test_gamma_at_any_point_is_the_integral():
     mu, A, V, x = measure(0, 5, 2), draw(7, 2, 2), draw(8, 3, 2), draw(9, 4, 2)
     for i, value in enumerate(gamma_map(mu, x, A, V)):
-        density = [
-            w * math.exp(float((A @ x[i]) @ y)) for w, y in zip(mu.weights.tolist(), mu.points, strict=True)
-        ]
+        density = [w * math.exp(float((A @ x[i]) @ y)) for w, y in zip(mu.weights.tolist(), mu.points, strict=True)]
         expected = V @ sum(g * y for g, y in zip(density, mu.points, strict=True)) / sum(density)
         torch.testing.assert_close(value, expected, rtol=1e-13, atol=1e-13)
 
@@ -383,9 +371,7 @@ def test_masked_attention_of_a_sequence_in_any_order():
     image = masked_mean_field_attention(mu, A, V)
     torch.testing.assert_close(image.points, expected, rtol=1e-13, atol=1e-13)
     assert torch.equal(image.times, mu.times) and torch.equal(image.weights, mu.weights)
-    torch.testing.assert_close(
-        gamma_map(mu, mu.points, A, V, times=mu.times), expected, rtol=1e-13, atol=1e-13
-    )
+    torch.testing.assert_close(gamma_map(mu, mu.points, A, V, times=mu.times), expected, rtol=1e-13, atol=1e-13)
 
 
 def test_tokens_that_share_a_time_see_one_another():
@@ -477,9 +463,7 @@ def test_what_is_no_measure_or_lacks_its_times_is_refused():
     with pytest.raises(ValueError, match="scores that overflow"):
         gamma_map(mu, 1e200 * mu.points, 1e200 * eye, eye)
     with pytest.raises(ValueError, match="times: expected times from"):
-        gamma_map(
-            TimedMeasure(tensor(0.5), tensor([0.0, 0.0])), mu.points, eye, eye, times=tensor(0.5, 0.4, 0.6)
-        )
+        gamma_map(TimedMeasure(tensor(0.5), tensor([0.0, 0.0])), mu.points, eye, eye, times=tensor(0.5, 0.4, 0.6))
 
 
 # --- local constants
@@ -492,9 +476,7 @@ def test_local_constant_is_the_norm_of_the_derivative_by_autodiff(make, n, d, q)
     expected = norm(reference_in_mass(mu.points, mu.weights, A, V, visible_of(mu)))
     assert local_constant(mu, A, V, tol=1e-12) == pytest.approx(expected, rel=1e-12)
     times = mu.times if make is timed else None
-    assert local_constants(mu.points, mu.weights, A, V, times=times).item() == pytest.approx(
-        expected, rel=1e-12
-    )
+    assert local_constants(mu.points, mu.weights, A, V, times=times).item() == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("make", [measure, timed])
@@ -576,9 +558,7 @@ def test_an_iteration_that_stops_early_is_an_error(monkeypatch):
 def test_without_copies_the_constant_is_that_of_the_sequence():
     X, A, V = draw(0, 7, 2), draw(1, 2, 2), draw(2, 2, 2)
     jacobian = Attention.from_matrices(A, V).jacobian(X)
-    assert local_constant(DiscreteMeasure(X), A, V, tol=1e-12) == pytest.approx(
-        norm(jacobian.dense()), rel=1e-12
-    )
+    assert local_constant(DiscreteMeasure(X), A, V, tol=1e-12) == pytest.approx(norm(jacobian.dense()), rel=1e-12)
 
 
 def test_transport_ratios_are_ratios_of_frobenius_norms():
@@ -586,13 +566,9 @@ def test_transport_ratios_are_ratios_of_frobenius_norms():
     A, V = -torch.eye(2, dtype=F64), torch.eye(2, dtype=F64)
     for seed, distance in itertools.product(range(10), (1e-4, 1.0)):
         X = draw(seed, 6, 2)
-        Y = (X + distance * draw(seed + 50, 6, 2))[
-            torch.randperm(6, generator=torch.Generator().manual_seed(seed))
-        ]
+        Y = (X + distance * draw(seed + 50, 6, 2))[torch.randperm(6, generator=torch.Generator().manual_seed(seed))]
         mu, nu = DiscreteMeasure(X), DiscreteMeasure(Y)
-        ratio = wasserstein(mean_field_attention(mu, A, V), mean_field_attention(nu, A, V)) / wasserstein(
-            mu, nu
-        )
+        ratio = wasserstein(mean_field_attention(mu, A, V), mean_field_attention(nu, A, V)) / wasserstein(mu, nu)
         sigma = linear_sum_assignment(torch.cdist(X, Y).square().numpy())[1]
         frobenius = (attention_map(X, A, V) - attention_map(Y[sigma], A, V)).norm() / (X - Y[sigma]).norm()
         assert ratio <= frobenius.item() * (1 + 1e-9)
@@ -631,9 +607,7 @@ def test_the_factor_tends_to_eight_over_three_root_three():
 
 
 @pytest.mark.parametrize("p", [1e-6, 0.01, 0.5, 0.9])
-@pytest.mark.parametrize(
-    "options", [{}, {"sign": 1}, {"positions": (0.3, -0.8)}, {"sign": 1, "positions": (1, 0)}]
-)
+@pytest.mark.parametrize("options", [{}, {"sign": 1}, {"positions": (0.3, -0.8)}, {"sign": 1, "positions": (1, 0)}])
 def test_closed_forms_of_two_diracs(p, options):
     pair = TwoDirac(p, 1.5, 0.8, **options)
     for dim in (1, 3):
@@ -641,9 +615,7 @@ def test_closed_forms_of_two_diracs(p, options):
         A = pair.sign * 0.8 * V
         expected = pair.constant if dim == 1 else torch.maximum(pair.constant, pair.transverse_constant)
         assert local_constant(mu, A, V, tol=1e-13) == pytest.approx(expected.item(), rel=1e-12)
-        assert local_constants(mu.points, mu.weights, A, V).item() == pytest.approx(
-            expected.item(), rel=1e-12
-        )
+        assert local_constants(mu.points, mu.weights, A, V).item() == pytest.approx(expected.item(), rel=1e-12)
         torch.testing.assert_close(gamma_map(mu, mu.points, A, V)[:, 0], pair.images, rtol=1e-12, atol=1e-12)
         own = torch.linalg.matrix_norm(gamma_derivative(mu, mu.points, A, V), 2)
         torch.testing.assert_close(own, pair.own_query, rtol=1e-12, atol=1e-12)
@@ -658,12 +630,8 @@ def test_two_diracs_take_a_curve_of_masses():
     assert curve.shape == (50,)
     assert curve[7].item() == TwoDirac(p[7].item(), 1.0, 3.0).constant.item()
     gap = 2 * 3.0  # theory §3: w = 1/(1 + (1/p − 1) e^{−g*})
-    torch.testing.assert_close(
-        TwoDirac(p, 1.0, 3.0).other_weight[:, 1], 1 / (1 + (1 / p - 1) * math.exp(-gap))
-    )
-    torch.testing.assert_close(
-        TwoDirac(p, 2.0, 3.0, sign=1).other_weight[:, 1], 1 / (1 + (1 / p - 1) * math.exp(-3))
-    )
+    torch.testing.assert_close(TwoDirac(p, 1.0, 3.0).other_weight[:, 1], 1 / (1 + (1 / p - 1) * math.exp(-gap)))
+    torch.testing.assert_close(TwoDirac(p, 2.0, 3.0, sign=1).other_weight[:, 1], 1 / (1 + (1 / p - 1) * math.exp(-3)))
 
 
 @pytest.mark.parametrize(
@@ -779,9 +747,7 @@ def test_a_sequence_with_repeated_tokens_has_the_constant_with_splitting(make):
         expected = max(local_constant(mu, A, V, tol=1e-12), *own[counts > 1].tolist(), 0.0)
         assert of_sequence == pytest.approx(expected, rel=1e-11)
         if (counts > 1).all():
-            assert of_sequence == pytest.approx(
-                local_constant(mu, A, V, splitting=True, tol=1e-12), rel=1e-11
-            )
+            assert of_sequence == pytest.approx(local_constant(mu, A, V, splitting=True, tol=1e-12), rel=1e-11)
         plain = local_constant(mu, A, V, tol=1e-12)  # a function of the measure, however it is written
         assert local_constant(TimedMeasure(t, X), A, V, tol=1e-12) == pytest.approx(plain, rel=1e-11)
         assert local_constants(X, None, A, V, times=t).item() == pytest.approx(plain, rel=1e-11)

@@ -8,7 +8,9 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor
 import pandas as pd
 import pytest
 import torch
-from lipcore import bounds, models, sweep as sweeps
+
+from lipcore import bounds, models
+from lipcore import sweep as sweeps
 from lipcore.sweep import Cell, collect, grid, measure, sweep
 from lipcore.texts import load_text, sequences
 
@@ -49,7 +51,9 @@ def test_head_and_local_bound():
 
 def test_processes_give_the_same_numbers(serial, tmp_path):
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as executor:
-        pd.testing.assert_frame_equal(sweep(CELLS, tmp_path, executor=executor, progress=False), serial, check_exact=True)
+        pd.testing.assert_frame_equal(
+            sweep(CELLS, tmp_path, executor=executor, progress=False), serial, check_exact=True
+        )
 
 
 def test_dask_cluster_gives_the_same_numbers(serial, tmp_path):
