@@ -113,8 +113,8 @@ def measure(cell: Cell) -> list[dict]:
     list of dict
         The cell's attributes and, for each ``sequence``: ``sigma``, ``lower``, ``upper``, ``probability``,
         ``iterations``, ``converged`` (:class:`~lipcore.spectral.SpectralNorm`); ``released``,
-        :math:`\|D_Xf^\top f(X)\|^{1/2}`, what the paper's released scripts compute in place of σ; ``radius_rms`` and ``radius_max`` of the tokens; ``local``, the
-        local bound, if asked for.
+        :math:`\|D_Xf^\top f(X)\|^{1/2}`, what the paper's released scripts compute in place of σ; ``radius_rms`` and
+        ``radius_max`` of the tokens; ``local``, the local bound, if asked for.
 
     Raises
     ------
