@@ -1,4 +1,4 @@
-"""The command line: ``lipcore measure``, ``lipcore models``, ``lipcore fetch``.
+"""The command line: ``lipcore measure``, ``lipcore sweep``, ``lipcore models``, ``lipcore fetch``.
 
 Everything heavy is imported where it is used, so that the help comes at once.
 """
@@ -23,6 +23,7 @@ _EPILOGUE = """\
 examples:
   lipcore measure --model minilm --layer 3 --n 64
   lipcore measure --model minilm --layer 0 --head 5 --n 128 --text book.txt --json
+  lipcore sweep --model minilm --n 8 32 128 --folder sweep --workers 2
   lipcore models
   lipcore fetch minilm
 
@@ -98,8 +99,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"lipcore {lipcore.__version__}")
-    commands = parser.add_subparsers(required=True, metavar="{measure,models,fetch}")
+    commands = parser.add_subparsers(required=True, metavar="{measure,sweep,models,fetch}")
     _add_measure(commands)
+    _add_sweep(commands)
     models = commands.add_parser("models", help="list the models that can be loaded, and from where")
     models.add_argument("--json", action="store_true", help="print JSON")
     models.set_defaults(run=_models)
@@ -346,6 +348,89 @@ def _models(arguments: argparse.Namespace) -> str:
     ]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)
+
+
+# --- sweep ------------------------------------------------------------------------------------------------------------
+
+
+def _add_sweep(commands) -> None:
+    sweep = commands.add_parser(
+        "sweep",
+        help="measure many layers and lengths, resumably",
+        description="Measure every layer at every length. Each cell is saved when it is finished, and the same command "
+        "takes up where it was stopped. The table is FOLDER/table.parquet.",
+    )
+    add = sweep.add_argument
+    add("--model", nargs="+", default=["minilm"], help="names of 'lipcore models', or folders (default: minilm)")
+    add("--layer", nargs="+", type=int, help="layers, from 0 (default: all)")
+    add("--n", nargs="+", type=int, required=True, help="numbers of tokens")
+    add("--head", nargs="+", type=int, help="heads, from 0 (default: the whole layer)")
+    add("--text", nargs="+", default=["pydoc"], help="texts, as for 'measure' (default: pydoc)")
+    add("--count", type=int, default=10, help="sequences in a cell (default: 10)")
+    add("--tol", type=float, default=1e-4, help="relative tolerance of σ (default: 1e-4)")
+    add("--dtype", choices=("float32", "float64"), default="float32", help="precision (default: float32)")
+    add("--local", action="store_true", help="work out the local bound too")
+    add("--folder", required=True, help="where the tables go; made if missing")
+    add("--workers", type=int, default=1, help="processes (default: 1)")
+    add("--quiet", action="store_true", help="no progress bar")
+    sweep.set_defaults(run=_sweep)
+
+
+def _sweep(arguments: argparse.Namespace) -> str:
+    """Run the cells, and return where the table is."""
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+
+    from lipcore._checks import check_count
+    from lipcore.sweep import sweep
+
+    workers = check_count("workers", arguments.workers)
+    cells, progress = _sweep_cells(arguments), not arguments.quiet
+    try:
+        if workers == 1:
+            table = sweep(cells, arguments.folder, progress=progress)
+        else:
+            with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as executor:
+                table = sweep(cells, arguments.folder, executor=executor, progress=progress)
+    except RuntimeError as error:  # cells that failed, say on a text too short; the others are saved
+        raise _BadInput(str(error)) from error
+    path = os.path.join(arguments.folder, "table.parquet")
+    return f"{path}: {len(table)} rows from {len(cells)} cells"
+
+
+def _sweep_cells(arguments: argparse.Namespace) -> list:
+    """The grid that the arguments span; what no model has is refused before anything runs."""
+    from lipcore import models
+    from lipcore.sweep import grid
+    from lipcore.texts import load_text
+
+    for text in arguments.text:
+        load_text(text)
+    cells = []
+    for name in arguments.model:
+        model = models.load(name)
+        layers = range(model.n_layers) if arguments.layer is None else arguments.layer
+        for layer in layers:
+            attention = model.attention(layer)
+            for head in arguments.head or []:
+                attention.head(head)
+        for n in arguments.n:
+            model.check_length(n)
+        cells += grid(
+            models=[name],
+            layers=layers,
+            lengths=arguments.n,
+            heads=arguments.head or [None],
+            texts=arguments.text,
+            count=arguments.count,
+            tol=arguments.tol,
+            dtype=arguments.dtype,
+            local=arguments.local,
+        )
+    return cells
+
+
+# --- fetch ------------------------------------------------------------------------------------------------------------
 
 
 def _fetch(arguments: argparse.Namespace) -> str:

@@ -383,3 +383,50 @@ def test_reader_that_stops_early():
     run.stdout.close()
     with run.stderr:
         assert run.stderr.read() == b"" and run.wait(timeout=120) == 0
+
+
+# --- sweep ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run_sweep(folder, text, capsys, tmp_path):
+    """Run ``lipcore sweep`` on the small model, and return (exit code, standard output, standard error)."""
+
+    def run(*options, lengths=("4", "8")):
+        given = ["sweep", "--model", str(folder), "--text", str(text), "--folder", str(tmp_path), "--quiet"]
+        code = main([*given, "--count", "2", "--n", *lengths, *options])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_sweep_writes_the_table_that_measure_prints(run_sweep, measure, tmp_path):
+    pd = pytest.importorskip("pandas")
+    code, out, err = run_sweep()
+    assert code == 0 and err == "" and "8 rows from 4 cells" in out
+    table = pd.read_parquet(tmp_path / "table.parquet")
+    _, printed, _ = measure("--count", "2", "--json")
+    sigmas = [row["sigma"] for row in json.loads(printed)["results"]]
+    assert table[(table.layer == 1) & (table.n == 8)].sigma.tolist() == pytest.approx(sigmas, rel=1e-4)
+
+
+def test_sweep_of_heads_on_two_workers(run_sweep):
+    code, out, _ = run_sweep("--layer", "0", "--head", "0", "3", "--workers", "2", lengths=("4",))
+    assert code == 0 and "4 rows from 2 cells" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (["--layer", "9"], "layer"),
+        (["--head", "9"], "index"),
+        (["--n", "400"], "n"),
+        (["--count", "99"], "text"),
+        (["--workers", "0"], "workers"),
+        (["--text", "no-such-file.txt"], "text"),
+        (["--model", "bert-enormous"], "bert-enormous"),
+    ],
+)
+def test_sweep_refuses_in_one_line(run_sweep, options, word):
+    code, out, err = run_sweep(*options)
+    assert code == 2 and out == "" and err.startswith("lipcore: error: ") and err.count("\n") == 1 and word in err
