@@ -69,7 +69,7 @@ def spectral_norm(
     ----------
     operator : LinearOperator, or Tensor of shape (…, rows, columns)
     method : {"lanczos", "power"}
-        Golub–Kahan–Lanczos with full reorthogonalisation, or power iteration on JᵀJ for comparison.
+        Golub–Kahan–Lanczos, its right vectors reorthogonalised, or power iteration on JᵀJ for comparison.
     tol : float
         Relative error of ``value`` at which a member stops. Lanczos estimates that error to second order in the
         residual, and goes on until, with confidence ``probability``, the error is at most √tol whatever the spectrum.
