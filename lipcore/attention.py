@@ -145,7 +145,7 @@ class Attention:
                     f"mask: expected shape ({log_weights.shape[0]},)*2 as log_weights has, got {tuple(mask.shape)}"
                 )
         n = mask.shape[0] if mask is not None else log_weights.shape[0] if log_weights is not None else 0
-        if n and not (self._score_bias(slice(0, n), n, self.query) > -math.inf).any(-1).all():
+        if n and not (self.mask_scores_(self.query.new_zeros(n, n), slice(0, n)) > -math.inf).any(-1).all():
             raise ValueError("mask, log_weights: expected at least one visible key in every row, got a row with none")
 
     @classmethod
@@ -233,6 +233,37 @@ class Attention:
         output = None if self.output is None else self.output[:, index * p : (index + 1) * p]
         return replace(self, **picked, output=output, output_bias=None)
 
+    def compressed(self) -> tuple[Attention, Tensor, Tensor]:
+        r"""Return the same layer in fewer dimensions, and the orthonormal frames that lead back.
+
+        What a layer does to tokens passes through the rows of Q_h, K_h and V_h, and comes out through the columns
+        of W_h. With orthonormal bases Z, U of these spaces, :math:`f(X) = g(XZ)\,U^\top`, up to the output bias, so
+        that :math:`\|D_Xf\|_2 = \|D_{XZ}\,g\|_2`. One head of a large model shrinks from d to 2k + p dimensions.
+
+        Returns
+        -------
+        g : Attention
+        Z : Tensor, shape (d, min(d, heads · (2k + p)))
+            The identity where nothing is gained.
+        U : Tensor, shape (output_dim, min(output_dim, heads · p))
+
+        Examples
+        --------
+        >>> import torch
+        >>> query, key, value = torch.randn(3, 1, 2, 50)
+        >>> f = Attention(query, key, value, output=torch.randn(50, 2))
+        >>> g, Z, U = f.compressed()
+        >>> g.d, g.output_dim, Z.shape, U.shape
+        (6, 2, torch.Size([50, 6]), torch.Size([50, 2]))
+        """
+        weights = {name: getattr(self, name) for name in ("query", "key", "value")}
+        Z = _frame(torch.cat([weight.flatten(0, 1) for weight in weights.values()]).mT)
+        U = _frame(self.query.new_zeros(self.output_dim, self.output_dim) if self.output is None else self.output)
+        small = {} if Z.shape[1] == self.d else {name: weight @ Z for name, weight in weights.items()}
+        if U.shape[1] < self.output_dim:
+            small |= {"output": U.mT @ self.output, "output_bias": None}
+        return replace(self, **small) if small else self, Z, U
+
     def score_matrices(self) -> Tensor:
         r""":math:`A_h = \lambda K_h^\top Q_h`, shape (heads, d, d).
 
@@ -277,26 +308,23 @@ class Attention:
             queries, keys = rotate(queries, angles), rotate(keys, angles)
         return queries, keys, values
 
-    def _score_bias(self, rows: slice, columns: int, like: Tensor) -> Tensor | None:
-        """Additive part of the scores of ``rows`` against the first ``columns`` keys: masks (−∞) and log-weights."""
-        bias = None
+    def mask_scores_(self, scores: Tensor, rows: slice) -> Tensor:
+        """Mask the scores (…, rows, columns) of ``rows`` against the first ``columns`` keys, in place."""
+        columns = scores.shape[-1]
         if self.log_weights is not None:
-            bias = self.log_weights[None, :columns]
-        visible = None if self.mask is None else self.mask[rows, :columns]
-        if self.causal:
-            index = torch.arange(columns, device=like.device)
-            past = index[None, :] <= index[rows, None]
-            visible = past if visible is None else visible & past
-        if visible is not None:
-            zero = like.new_zeros(()) if bias is None else bias
-            bias = torch.where(visible, zero, -math.inf)
-        return bias
+            scores += self.log_weights[:columns]
+        if self.mask is not None:
+            scores.masked_fill_(~self.mask[rows, :columns], -math.inf)
+        if self.causal:  # keys before the first of the rows are seen by all of them
+            recent = scores[..., rows.start :]
+            recent.masked_fill_(
+                torch.ones(recent.shape[-2:], dtype=torch.bool, device=recent.device).triu_(1), -math.inf
+            )
+        return scores
 
     def row_weights(self, queries: Tensor, keys: Tensor, rows: slice) -> Tensor:
         """Softmax weights P of the given rows; ``keys`` may be cut after the last key that they see."""
-        scores = queries[..., rows, :] @ keys.mT
-        bias = self._score_bias(rows, keys.shape[-2], scores)
-        return torch.softmax(scores if bias is None else scores + bias, dim=-1)
+        return torch.softmax(self.mask_scores_(queries[..., rows, :] @ keys.mT, rows), dim=-1)
 
     def check_input(self, X: Tensor) -> Tensor:
         """Return X if this layer can take it, else raise."""
@@ -351,6 +379,14 @@ def _per_head(X: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """X (…, n, d) through weight (heads, k, d) as one product: (…, heads, n, k)."""
     projected = (X @ weight.flatten(0, 1).mT).unflatten(-1, weight.shape[:2]).transpose(-3, -2)
     return projected if bias is None else projected + bias[:, None, :]
+
+
+def _frame(matrix: Tensor) -> Tensor:
+    """Orthonormal columns (rows, min(shape)) that span the columns of a matrix; the identity if they are all."""
+    rows, columns = matrix.shape
+    if columns >= rows:
+        return torch.eye(rows, dtype=matrix.dtype, device=matrix.device)
+    return torch.linalg.qr(matrix).Q
 
 
 def check_scores(queries: Tensor, keys: Tensor) -> None:

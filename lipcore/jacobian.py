@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator
@@ -171,34 +172,42 @@ class AttentionJacobian(LinearOperator):
         if store or (store is None and len(self._q) * X.shape[-2] ** 2 * self.dtype.itemsize <= WEIGHTS_BYTES):
             self._weights = attention.row_weights(self._q, self._k, slice(0, X.shape[-2]))
         self._means = torch.empty_like(self._v)  # Σ_j P_ij v_j
-        for heads, rows, seen, P in self._tiles():
-            self._means[heads, rows] = P @ self._v[heads, seen]
+        for heads, rows, seen, P, _ in self._tiles(1):
+            torch.bmm(P, self._v[heads, seen], out=self._means[heads, rows])
 
-    def _tiles(self) -> Iterator[tuple[slice, slice, slice, Tensor]]:
-        """Yield (heads, rows, seen, P[heads, rows, seen]); ``seen`` are all the keys that these rows can see."""
+    def _tiles(self, scratch: int) -> Iterator[tuple[slice, slice, slice, Tensor, list[Tensor]]]:
+        """Yield (heads, rows, seen, P[heads, rows, seen], scratch tiles of the same shape).
+
+        ``seen`` are all the keys that these rows can see. Scratch tiles are the same memory every time: a fresh
+        one would cost more than what is worked out in it.
+        """
         count, n = self._q.shape[:2]
         rows_at_once = min(n, max(TILE_ROWS, TILE_BYTES // (n * self.dtype.itemsize)))
-        heads_at_once = max(1, TILE_BYTES // (rows_at_once * n * self.dtype.itemsize))
-        for head in range(0, count, heads_at_once):
-            heads = slice(head, head + heads_at_once)
-            for start in range(0, n, rows_at_once):
-                rows = slice(start, min(start + rows_at_once, n))
-                seen = slice(0, rows.stop if self.attention.causal else n)
-                if self._weights is not None:
-                    yield heads, rows, seen, self._weights[heads, rows, seen]
-                else:
-                    yield heads, rows, seen, self.attention.row_weights(self._q[heads], self._k[heads, seen], rows)
+        heads_at_once = min(count, max(1, TILE_BYTES // (rows_at_once * n * self.dtype.itemsize)))
+        stored = self._weights is not None
+        buffers = self._q.new_empty(scratch + (not stored), heads_at_once * rows_at_once * n)
+        for first, start in itertools.product(range(0, count, heads_at_once), range(0, n, rows_at_once)):
+            heads, rows = slice(first, min(first + heads_at_once, count)), slice(start, min(start + rows_at_once, n))
+            seen = slice(0, rows.stop if self.attention.causal else n)
+            shape = heads.stop - heads.start, rows.stop - rows.start, seen.stop
+            tiles = [buffer[: math.prod(shape)].view(shape) for buffer in buffers]
+            if stored:
+                yield heads, rows, seen, self._weights[heads, rows, seen], tiles
+                continue
+            scores = torch.bmm(self._q[heads, rows], self._k[heads, seen].mT, out=tiles[0])
+            P = torch.softmax(self.attention.mask_scores_(scores, rows), dim=-1, out=tiles[-1])
+            yield heads, rows, seen, P, tiles[:-1]
 
     def matvec(self, H: Tensor) -> Tensor:
         """D_X f[H], shape (…, n, output_dim)."""
         dq, dk, dv = self._tangents(self._check("H", H, self.input_shape))
         left, right = torch.cat([dq, self._q], dim=-1), torch.cat([self._k, dk], dim=-1)
         out = torch.empty_like(self._v)
-        for heads, rows, seen, P in self._tiles():
-            dS = left[heads, rows] @ right[heads, seen].mT  # own query (q̇·k) and others' keys (q·k̇) in one product
-            dS -= torch.linalg.vecdot(P, dS)[..., None]  # centred first: settled rows lose no digits
+        for heads, rows, seen, P, (dS, weighted) in self._tiles(2):
+            torch.bmm(left[heads, rows], right[heads, seen].mT, out=dS)  # own query q̇·k and others' keys q·k̇ at once
+            dS -= torch.mul(P, dS, out=weighted).sum(-1, keepdim=True)  # centred first: settled rows lose no digits
             dS *= P
-            mixing = P @ dv[heads, seen]
+            mixing = torch.bmm(P, dv[heads, seen])
             out[heads, rows] = mixing.baddbmm_(dS, self._v[heads, seen])
         return self.attention.join_heads(out.unflatten(0, (*self.batch_shape, self.attention.heads)))
 
@@ -207,9 +216,9 @@ class AttentionJacobian(LinearOperator):
         g = self._split_heads(self._check("G", G, self.output_shape))
         centring = (g * self._means).sum(-1, keepdim=True)
         dq, dk, dv = torch.empty_like(self._q), torch.zeros_like(self._k), torch.zeros_like(self._v)
-        for heads, rows, seen, P in self._tiles():
+        for heads, rows, seen, P, (dS,) in self._tiles(1):
             dv[heads, seen].baddbmm_(P.mT, g[heads, rows])  # mixing
-            dS = g[heads, rows] @ self._v[heads, seen].mT
+            torch.bmm(g[heads, rows], self._v[heads, seen].mT, out=dS)
             dS -= centring[heads, rows]
             dS *= P
             dq[heads, rows] = dS @ self._k[heads, seen]  # own query

@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from scipy.special import betaincinv
 from torch import Tensor
 
 from lipcore._checks import check_count, check_number
+from lipcore._ritz import has_converged, largest_growth, ritz
 from lipcore.jacobian import AutogradJacobian, LinearOperator, MatrixOperator
 
 
@@ -164,11 +166,14 @@ def local_lipschitz(attention_or_callable, X: Tensor, *, tol: float = 1e-4, **op
     """
     from lipcore.attention import Attention
 
-    if isinstance(attention_or_callable, Attention):
-        operator = attention_or_callable.jacobian(X)
-    else:
-        operator = AutogradJacobian(attention_or_callable, X)
-    return spectral_norm(operator, tol=tol, **options)
+    if not isinstance(attention_or_callable, Attention):
+        return spectral_norm(AutogradJacobian(attention_or_callable, X), tol=tol, **options)
+    attention_or_callable.check_input(X)
+    small, inputs, outputs = attention_or_callable.compressed()  # a head alone works in its own few dimensions
+    if small is attention_or_callable:
+        return spectral_norm(small.jacobian(X), tol=tol, **options)
+    found = spectral_norm(small.jacobian(X @ inputs), tol=tol, **options)
+    return replace(found, left=found.left @ outputs.mT, right=found.right @ inputs.mT)
 
 
 def _random_start(operator: LinearOperator, generator: torch.Generator | None) -> Tensor:
@@ -189,17 +194,22 @@ def _overlap_quantile(columns: int, failure: float) -> float:
 
 
 class _Products:
-    """The operator on flat vectors (*batch, N)."""
+    """The operator on flat vectors (*batch, N), divided by a scale (*batch, 1)."""
 
     def __init__(self, operator: LinearOperator) -> None:
         self.operator = operator
+        self.scale: Tensor | None = None
         self._batch_ndim = len(operator.batch_shape)
 
     def matvec(self, v: Tensor) -> Tensor:
-        return self.operator.matvec(v.unflatten(-1, self.operator.input_shape)).flatten(self._batch_ndim)
+        return self._scaled(self.operator.matvec(v.unflatten(-1, self.operator.input_shape)))
 
     def rmatvec(self, u: Tensor) -> Tensor:
-        return self.operator.rmatvec(u.unflatten(-1, self.operator.output_shape)).flatten(self._batch_ndim)
+        return self._scaled(self.operator.rmatvec(u.unflatten(-1, self.operator.output_shape)))
+
+    def _scaled(self, product: Tensor) -> Tensor:
+        product = product.flatten(self._batch_ndim)
+        return product if self.scale is None else product / self.scale
 
 
 class _Basis:
@@ -220,20 +230,20 @@ class _Basis:
     def vectors(self) -> Tensor:
         return self._buffer[..., : self.size, :]
 
-    def orthogonalise(self, vector: Tensor) -> Tensor:
-        """Remove the components along the basis; again where much was lost, since what is left is then inexact."""
-        before = vector.norm(dim=-1)
-        for _ in range(2):
-            vector = vector - (self.vectors.mT @ (self.vectors @ vector[..., None]))[..., 0]
-            if bool((vector.norm(dim=-1) >= before / 2).all()):
-                break
-        return vector
+    def remove_from(self, vector: Tensor) -> Tensor:
+        """Subtract the components along the basis."""
+        return vector - (self.vectors.mT @ (self.vectors @ vector[..., None]))[..., 0]
 
 
 def _norm(vector: Tensor) -> Tensor:
-    """Euclidean norm over the last dimension, shape (*batch, 1), safe from overflow and underflow of the squares."""
+    """Euclidean norm over the last dimension, shape (*batch, 1)."""
+    return torch.linalg.vector_norm(vector, dim=-1, keepdim=True)
+
+
+def _safe_norm(vector: Tensor) -> Tensor:
+    """Return the same norm, safe from overflow and underflow of the squares."""
     largest = vector.abs().amax(-1, keepdim=True)
-    return largest * (vector / torch.where(largest > 0, largest, 1)).norm(dim=-1, keepdim=True)
+    return largest * _norm(vector / torch.where(largest > 0, largest, 1))
 
 
 def _unit(vector: Tensor, norm: Tensor) -> Tensor:
@@ -248,103 +258,65 @@ def _lanczos(operator: LinearOperator, start: Tensor, tol: float, max_iterations
     """
     products, (rows, columns) = _Products(operator), operator.shape
     steps = min(max_iterations, rows + 1, columns)
-    V, u, beta = _Basis(start), 0.0, 0.0
-    coefficients = []  # (α_k, β_k) on the host: the one transfer of a step
-    iterations = torch.zeros(operator.batch_shape, dtype=torch.long)
-    converged = torch.zeros(operator.batch_shape, dtype=torch.bool)
+    v, u, beta = start.contiguous(), 0.0, 0.0
+    V = _Basis(v)
+    alphas, betas = np.zeros((2, math.prod(operator.batch_shape), steps))  # of B_k, on the host
+    iterations, converged = np.zeros(len(alphas), dtype=int), np.zeros(len(alphas), dtype=bool)
     for k in range(1, steps + 1):
-        v = V.vectors[..., -1, :]
         u = products.matvec(v) - beta * u
+        if k == 1:
+            products.scale = _extreme_scale(u)
+            u = u if products.scale is None else u / products.scale
         alpha = _norm(u)
         u = _unit(u, alpha)
-        w = V.orthogonalise(products.rmatvec(u) - alpha * v)
+        w = products.rmatvec(u) - alpha * v
+        before, w = _norm(w), V.remove_from(w)
         beta = _norm(w)
-        coefficients.append(_finite(torch.cat([alpha, beta], dim=-1).double().cpu()))
-        alphas, betas = torch.stack(coefficients, dim=-1).unbind(-2)
-        iterations = torch.where(converged, iterations, k)  # a member that has converged keeps what it had
-        converged = converged | _has_converged(alphas, betas, tol, overlap)
-        if bool(converged.all()) or k == steps:
+        alphas[:, k - 1], betas[:, k - 1], lost = _to_host(alpha, beta, before)  # the one transfer of a step
+        if (betas[:, k - 1] < lost / 2).any():  # little is left, so it is inexact: once more
+            w = V.remove_from(w)
+            beta = _norm(w)
+            (betas[:, k - 1],) = _to_host(beta)
+        iterations[~converged] = k  # a member that has converged keeps what it had
+        converged |= has_converged(alphas[:, :k], betas[:, :k], tol, overlap)
+        if converged.all() or k == steps:
             break
-        V.append(_unit(w, beta))
-    return _summary(products, V.vectors, alphas, betas, iterations, converged, overlap)
+        v = _unit(w, beta)
+        V.append(v)
+    return _summary(products, V.vectors, alphas[:, :k], betas[:, :k], iterations, converged, overlap)
 
 
-def _finite(numbers: Tensor) -> Tensor:
-    if not bool(torch.isfinite(numbers).all()):
+def _extreme_scale(image: Tensor) -> Tensor | None:
+    """Norms of J v_1 where their squares could overflow or vanish, 1 elsewhere; None where no member needs it."""
+    norm = _safe_norm(image)
+    limit = torch.finfo(image.dtype).max ** 0.125
+    extreme = ((norm > limit) | (norm < 1 / limit)) & (norm > 0) & norm.isfinite()
+    return torch.where(extreme, norm, 1) if bool(extreme.any()) else None
+
+
+def _to_host(*numbers: Tensor) -> np.ndarray:
+    """Tensors (*batch, 1) as rows (len(numbers), members) of float64; refuse what is not finite."""
+    rows = torch.stack([x.reshape(-1) for x in numbers]).double().cpu().numpy()
+    if not np.isfinite(rows).all():
         raise ValueError("operator: expected finite products, got NaN or infinity")
-    return numbers
-
-
-def _bidiagonal(alphas: Tensor, betas: Tensor) -> Tensor:
-    """B_k, shape (*batch, k, k)."""
-    return torch.diag_embed(alphas) + torch.diag_embed(betas[..., :-1], offset=1)
-
-
-def _has_converged(alphas: Tensor, betas: Tensor, tol: float, overlap: float) -> Tensor:
-    r"""Whether θ_1 is within tol, by two tests.
-
-    The error of θ_1 is of second order in the residual r: about :math:`\theta_1 r^2 / 2(\theta_1^2 - \theta_2^2)`,
-    or at most r where the gap is not resolved. That trusts that no larger singular value hides behind a start nearly
-    orthogonal to its vector; the certificate rules out, at its confidence, one above :math:`(1+\sqrt{tol})\,\theta_1`.
-    """
-    left, theta, _ = torch.linalg.svd(_bidiagonal(alphas, betas))
-    top = theta[..., 0]
-    residual = betas[..., -1] * left[..., -1, 0].abs()
-    gap = top.square() - (theta[..., 1].square() if theta.shape[-1] > 1 else 0)
-    error = torch.minimum(residual, top * residual.square() / (2 * gap))
-    error = torch.where(gap > 0, error, residual)
-    limit = ((1 + math.sqrt(tol)) * top)[..., None]
-    hidden = _log_excess(limit, theta, alphas * betas, overlap) < 0
-    return (error <= tol * top) & ~hidden
-
-
-def _log_excess(sigma: Tensor, theta: Tensor, couplings: Tensor, overlap: float) -> Tensor:
-    r"""Logarithm of :math:`s\prod_i(\sigma^2-\theta_i^2) / \prod_j \alpha_j\beta_j`: above zero, σ is ruled out."""
-    scale = torch.where(theta[..., :1] > 0, theta[..., :1], 1)
-    factors = ((sigma / scale).square() - (theta / scale).square()).log() - (couplings / scale.square()).log()
-    return torch.where(couplings.amin(-1) > 0, factors.sum(-1), math.inf) + math.log(overlap)
+    return rows
 
 
 def _summary(products, V, alphas, betas, iterations, converged, overlap) -> SpectralNorm:
     """Ritz triplet and certificate of each member, from the steps up to its own stop."""
-    k = iterations[..., None]  # (*batch, 1)
-    step = torch.arange(1, alphas.shape[-1] + 1)
-    last_beta = betas.gather(-1, k - 1)[..., 0]
-    couplings = torch.where(step <= k, alphas * betas, 1)
-    alphas, betas = torch.where(step <= k, alphas, 0), torch.where(step < k, betas, 0)
-    left, theta, right = torch.linalg.svd(_bidiagonal(alphas, betas))
-    residual = last_beta * left[..., 0].gather(-1, k - 1)[..., 0].abs()
-    growth = torch.minimum(
-        _lanczos_growth(theta, couplings, step <= k, overlap), _chebyshev_growth(iterations, overlap)
-    )
-    v = (right[..., :1, :].to(V.device, V.dtype) @ V)[..., 0, :]
+    batch = products.operator.batch_shape
+    found = ritz(alphas, betas, iterations)
+    growth = largest_growth(found.theta, alphas, betas, iterations, overlap)
+    right = torch.from_numpy(found.right).to(V.device, V.dtype).reshape(*batch, 1, -1)
+    v = (right @ V)[..., 0, :]
     v = _unit(v, _norm(v))
+    scale = 1 if products.scale is None else products.scale.double().cpu()[..., 0]
+    products.scale = None
     image = products.matvec(v)  # one product more, and the value is a norm ‖Jv‖ that J does reach
-    value = _norm(image)
-    return _result(products.operator, value[..., 0], theta[..., 0] * growth, residual, iterations, converged,
-                   _unit(image, value), v)  # fmt: skip
-
-
-def _chebyshev_growth(iterations: Tensor, overlap: float) -> Tensor:
-    r"""cosh(arcosh(1/s)/(2k−1)): how far σ_max can lie above θ_1 after k steps, whatever the spectrum."""
-    return torch.cosh(math.acosh(1 / overlap) / (2 * iterations.double() - 1))
-
-
-def _lanczos_growth(theta: Tensor, couplings: Tensor, used: Tensor, overlap: float) -> Tensor:
-    r"""σ/θ_1 for the root σ > θ_1 of :math:`\prod_i(\sigma^2-\theta_i^2) = \prod_j \alpha_j\beta_j / s`.
-
-    By bisection on log(σ²/θ_1² − 1), in which the left-hand side increases.
-    """
-    top = torch.where(theta[..., :1] > 0, theta[..., :1], 1)
-    below = 1 - (theta / top).square()  # 1 − θ_i²/θ_1² ≥ 0
-    target = torch.where(used, (couplings / top.square()).log(), 0).sum(-1) - math.log(overlap)
-    low, high = torch.full_like(target, -80.0), (target / used.sum(-1)).clamp(min=-80.0) + 1e-9
-    for _ in range(80):
-        middle = (low + high) / 2
-        terms = torch.where(used, (middle.exp()[..., None] + below).log(), 0)
-        too_high = terms.sum(-1) > target
-        low, high = torch.where(too_high, low, middle), torch.where(too_high, middle, high)
-    return (1 + high.exp()).sqrt()
+    value = _safe_norm(image)
+    upper, residual = (scale * torch.from_numpy(x).reshape(batch) for x in (found.theta[:, 0] * growth, found.residual))
+    iterations, converged = (torch.from_numpy(x).reshape(batch) for x in (iterations, converged))
+    return _result(products.operator, value[..., 0], upper, residual, iterations, converged, _unit(image, value), v)
 
 
 def _power(operator: LinearOperator, start: Tensor, tol: float, max_iterations: int, overlap: float) -> SpectralNorm:
@@ -357,13 +329,14 @@ def _power(operator: LinearOperator, start: Tensor, tol: float, max_iterations: 
     frozen = None
     for k in range(1, max_iterations + 1):
         u = products.matvec(v)
-        new_value = _finite(_norm(u))
+        new_value = _safe_norm(u)
+        _to_host(new_value)
         u = _unit(u, new_value)
         w = products.rmatvec(u)
-        w_norm = _norm(w)
+        w_norm = _safe_norm(w)
         log_growth = log_growth + new_value.double().log()
         upper = ((log_growth - math.log(overlap)) / (2 * k - 1)).exp()
-        current = (new_value, upper, _norm(w - new_value * v), u, v)
+        current = (new_value, upper, _safe_norm(w - new_value * v), u, v)
         frozen = (
             current
             if frozen is None

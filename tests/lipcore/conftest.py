@@ -60,6 +60,8 @@ CASES = {
     ),
     "batch": ({"heads": 2, "q": 4, "biases": ("query",)}, {"causal": True}, (2, 3, 5)),
     "one token": ({"heads": 2, "biases": ("query", "key")}, {}, (1,)),
+    "narrow head": ({"d": 12, "k": 2, "p": 3, "q": 9, "biases": _ALL_BIASES}, {"causal": True}, (5,)),
+    "narrow heads, rotary": ({"d": 20, "heads": 2, "k": 4, "p": 2, "q": 3}, {"rotary": _ROTARY}, (2, 5)),
     "dimension one": ({"d": 1, "k": 1, "p": 1}, {}, (7,)),
 }
 

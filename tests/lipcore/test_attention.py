@@ -320,3 +320,21 @@ def test_bad_input(name):
     with pytest.raises(error, match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+def test_compressed_is_the_same_map(case):
+    """f(X) = g(XZ)Uᵀ up to the output bias, in as few dimensions as the weights have."""
+    attention, X = case.attention, case.X
+    g, Z, U = attention.compressed()
+    bias = 0 if attention.output_bias is None or g.output_bias is not None else attention.output_bias
+    torch.testing.assert_close(g(X @ Z) @ U.mT + bias, attention(X), rtol=1e-11, atol=1e-12)
+    for frame in (Z, U):
+        torch.testing.assert_close(frame.mT @ frame, torch.eye(frame.shape[1], dtype=X.dtype), rtol=0, atol=1e-13)
+    rows = attention.heads * (2 * attention.query.shape[1] + attention.value.shape[1])
+    assert g.d == min(attention.d, rows)
+    assert g.output_dim == min(attention.output_dim, attention.heads * attention.value.shape[1])
+
+
+def test_nothing_to_compress(make_case):
+    attention = make_case("heads projected").attention
+    assert attention.compressed()[0] is attention

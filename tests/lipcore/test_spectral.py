@@ -53,6 +53,14 @@ def test_agrees_with_dense_on_every_layer(case):
     assert bool((found.upper >= expected).all()) and bool(found.converged.all())
 
 
+def test_singular_vectors_of_every_layer(case):
+    """They are those of the whole Jacobian, though a narrow head is measured in its own few dimensions."""
+    found, J = local_lipschitz(case.attention, case.X, tol=1e-12), case.attention.jacobian(case.X)
+    assert found.right.shape == case.X.shape and found.left.shape == (*case.X.shape[:-1], case.attention.output_dim)
+    torch.testing.assert_close(J.matvec(found.right), found.value[..., None, None] * found.left, rtol=0, atol=1e-10)
+    torch.testing.assert_close(found.right.square().sum((-2, -1)), torch.ones_like(found.value))
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_singular_vectors(randn, method):
     M = randn(3, 6, 5)
