@@ -178,9 +178,9 @@ function set(changed) {
 function words(owner) {
 	const { n, norm, copied } = found, who = (moves, whole = sum(moves.map((v) => dot(v, v)))) => tokens
 		.map((_, b) => [letter(b), Math.round(100 * sum(moves.map((v, i) => (owner[i] === b ? dot(v, v) : 0))) / whole)])
-		.filter(([_, share]) => share > 9).map(([name, share]) => `${name} (${share} %)`).join(", ");
+		.filter(([_, share]) => share > 9).map(([name, share]) => `${name} (${share} %)`).join(", ");
 	return `The worst nudge moves ${who(found.h)}. The answer, in ${who(found.response)}, is ${say(norm)} times as long: `
-		+ `${say(100 * norm / found.bounds.ball)} % of what is proved for any n = ${n} tokens in this disc. `
+		+ `${say(100 * norm / found.bounds.ball)} % of what is proved for any n = ${n} tokens in this disc. `
 		+ (scene.causal ? "Tokens see themselves and those before; A is first."
 			: `Copying all tokens multiplies it by ${say(copied / norm)}${copied > norm * 1.0005 ? ": copies can part." : ", however often."}`);
 }
@@ -199,7 +199,7 @@ function draw() {
 		put(token, { transform: `translate(${x} ${-y})`, "aria-pressed": b === from,
 			"aria-label": `Token ${letter(b)}, copies: ${copies}, at ${x.toFixed(2)}, ${y.toFixed(2)}` });
 		put(token.children[1], { r: 0.11 + 0.012 * Math.log2(copies || 1) });
-		token.lastElementChild.textContent = (copies > 1 ? `×${copies} · ` : "") + Math.round(100 * share) + " %";
+		token.lastElementChild.textContent = (copies > 1 ? `×${copies} · ` : "") + Math.round(100 * share) + " %";
 		put(looks[b], { x1: u, y1: -v, x2: x, y2: -y, "stroke-width": share / 5 });
 	});
 	put(one(".live-ball"), { r: scene.radius });
@@ -242,7 +242,7 @@ const DO = {
 tokens.forEach((token, b) => {
 	const move = (x, y) => set({ tokens: change((t, l) => (l === b ? [x, y, t[2]] : t)) });
 	token.onfocus = () => { chosen = b; draw(); };
-	token.onpointerdown = (e) => { token.setPointerCapture(e.pointerId); token.focus(); e.preventDefault(); };
+	token.onpointerdown = (e) => { token.setPointerCapture(e.pointerId); token.focus({ preventScroll: true }); e.preventDefault(); };
 	token.onpointermove = (e) => {
 		const { x, y } = new DOMPoint(e.clientX, e.clientY).matrixTransform(svg.getScreenCTM().inverse());
 		if (token.hasPointerCapture(e.pointerId)) move(x, -y);
@@ -268,7 +268,6 @@ const read = () => {
 scene = START;
 read();
 addEventListener("hashchange", read);
-document.getElementById("fig-live-attention").hidden = true;
 root.hidden = false;
 window.liveAttention = { set, state: () => ({ ...scene, ...found }) };
 })();

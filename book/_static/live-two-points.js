@@ -85,8 +85,8 @@ function set(changed) {
 function words() {
 	const { p } = scene, { a, constant, weights, peakMass } = found, share = peakMass * Math.exp(2 * a);
 	const where = a < 0.8 ? `With a = γR² = ${say(a)} the scores hardly differ: attention averages, and no mass does more than ${say(found.peak)}.`
-		: `The peak is at p = ${say(peakMass)}, which is ${share.toFixed(2)} · e⁻²ᵃ with a = γR² = ${say(a)}; it is ${say(found.peak)} high, and the bound for all measures ${say(found.meanField / found.peak)} times that.`;
-	return `With ${say(100 * p)} % of the mass on the left, the right point gives it the weight ${say(weights[1])}, and the worst nudge comes out ${say(constant)} times as long. ${where}`;
+		: `The peak is at p = ${say(peakMass)}, which is ${share.toFixed(2)} · e⁻²ᵃ with a = γR² = ${say(a)}; it is ${say(found.peak)} high, and the bound for all measures ${say(found.meanField / found.peak)} times that.`;
+	return `With ${say(100 * p)} % of the mass on the left, the right point gives it the weight ${say(weights[1])}, and the worst nudge comes out ${say(constant)} times as long. ${where}`;
 }
 
 function draw() {
@@ -151,7 +151,6 @@ const read = () => {
 };
 read();
 addEventListener("hashchange", read);
-document.getElementById("fig-live-two-points").hidden = true;
 root.hidden = false;
 window.liveTwoPoints = { set, state: () => ({ ...scene, ...found }) };
 })();
