@@ -181,7 +181,7 @@ function words(owner) {
 		.filter(([_, share]) => share > 9).map(([name, share]) => `${name} (${share} %)`).join(", ");
 	return `The worst nudge moves ${who(found.h)}. The answer, in ${who(found.response)}, is ${say(norm)} times as long: `
 		+ `${say(100 * norm / found.bounds.ball)} % of what is proved for any n = ${n} tokens in this disc. `
-		+ (scene.causal ? "Tokens see themselves and those before; A is first."
+		+ (scene.causal ? "Tokens see those before them; A is first."
 			: `Copying all tokens multiplies it by ${say(copied / norm)}${copied > norm * 1.0005 ? ": copies can part." : ", however often."}`);
 }
 
@@ -203,7 +203,7 @@ function draw() {
 		put(looks[b], { x1: u, y1: -v, x2: x, y2: -y, "stroke-width": share / 5 });
 	});
 	put(one(".live-ball"), { r: scene.radius });
-	const owner = scene.tokens.flatMap((t, b) => Array(t[2]).fill(b)), scale = 0.7 / Math.max(...[...h, ...response].map((v) => Math.hypot(...v)));
+	const owner = scene.tokens.flatMap((t, b) => Array(t[2]).fill(b)), scale = 0.55 / Math.max(...[...h, ...response].map((v) => Math.hypot(...v)));
 	const arrows = (moves, tails) => [...new Set(moves.map((v, i) => arrow(tails[owner[i]], v.map((x) => scale * x))))].join("");
 	put(one(".live-push"), { d: arrows(h, scene.tokens) });
 	put(one(".live-answer"), { d: arrows(response, outputs) });
@@ -242,7 +242,8 @@ const DO = {
 tokens.forEach((token, b) => {
 	const move = (x, y) => set({ tokens: change((t, l) => (l === b ? [x, y, t[2]] : t)) });
 	token.onfocus = () => { chosen = b; draw(); };
-	token.onpointerdown = (e) => { token.setPointerCapture(e.pointerId); token.focus({ preventScroll: true }); e.preventDefault(); };
+	token.onpointerdown = (e) => { token.setPointerCapture(e.pointerId); token.focus({ preventScroll: true }); };
+	token.ontouchstart = (e) => e.preventDefault();
 	token.onpointermove = (e) => {
 		const { x, y } = new DOMPoint(e.clientX, e.clientY).matrixTransform(svg.getScreenCTM().inverse());
 		if (token.hasPointerCapture(e.pointerId)) move(x, -y);
@@ -260,7 +261,7 @@ form.oninput = ({ target: { name, type, value, checked } }) => set(name === "cop
 root.onclick = ({ target: { value } }) => { if (DO[value]) set({ tokens: DO[value]() }); else if (value === "reset") set(START); };
 for (const name in TRIES) for (const box of document.getElementsByClassName(name)) {
 	box.insertAdjacentHTML("beforeend", '<button type="button" class="live-button">Set it up</button>');
-	box.lastChild.onclick = () => { set({ ...START, ...TRIES[name] }); root.scrollIntoView(); };
+	box.lastChild.onclick = () => { chosen = 1; set({ ...START, ...TRIES[name] }); root.scrollIntoView(); };
 }
 const read = () => {
 	try { set(JSON.parse(decodeURIComponent(location.hash.slice(6)))); } catch { if (!found) set({}); } // another anchor

@@ -227,23 +227,27 @@ def test_dragging_with_the_mouse(browser, site):
     assert watched.faults == []
 
 
-def test_dragging_with_a_finger(browser, site):
+@pytest.mark.parametrize(("name", "read"), [("attention", "tokens[0][1]"), ("two-points", "p")])
+def test_dragging_with_a_finger(browser, site, name, read):
     context = browser.new_context(viewport=PHONE, has_touch=True, is_mobile=True)
     page = context.new_page()
-    page.goto(f"{site}/{PAGES['attention']}")
+    page.goto(f"{site}/{PAGES[name]}")
     page.evaluate(TYPESET)  # nothing moves any more
-    token = page.locator(".live-token").first
-    token.scroll_into_view_if_needed()
-    box = token.locator(".live-touch").bounding_box()
-    assert min(box["width"], box["height"]) >= 40, "too small for a finger"
-    before, scrolled = page.evaluate("liveAttention.state()"), page.evaluate("scrollY")
-    x, y = centre(token.locator(".live-dot"))
+    handle = page.locator(f"#live-{name} svg [tabindex='0']").first
+    handle.scroll_into_view_if_needed()
+    box = handle.locator(".live-touch").bounding_box()
+    assert min(box["width"], box["height"]) >= 36, "too small for a finger"
+    before, scrolled = page.evaluate(f"{HOOKS[name]}.state().{read}"), page.evaluate("scrollY")
+    x, y = centre(handle.locator(".live-dot"))
+    way = (0, 1) if name == "attention" else (-1, 0)
     touch = page.context.new_cdp_session(page)
-    for kind, dy in [("touchStart", 0), ("touchMove", 20), ("touchMove", 40), ("touchMove", 60), ("touchEnd", None)]:
-        points = [] if dy is None else [{"x": x, "y": y + dy}]
+    for kind, far in [("touchStart", 0), ("touchMove", 20), ("touchMove", 40), ("touchMove", 60), ("touchEnd", None)]:
+        points = [] if far is None else [{"x": x + way[0] * far, "y": y + way[1] * far}]
         touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
-    page.wait_for_function("y => liveAttention.state().tokens[0][1] < y - 0.2", arg=before["tokens"][0][1])
-    assert page.evaluate("liveAttention.state().norm") != before["norm"]
+    page.wait_for_function(f"before => {HOOKS[name]}.state().{read} < before", arg=before)
+    moved = centre(handle.locator(".live-dot"))
+    along = 0 if way[0] else 1
+    assert moved[along] - (x, y)[along] == pytest.approx(60 * way[along], abs=3), "it does not follow the finger"
     assert page.evaluate("scrollY") == scrolled, "the page moved under the finger"
     context.close()
 
