@@ -22,7 +22,10 @@ SCENES = {
     "two points, far apart": {"tokens": [[-1, 0, 1], [1, 0, 63]], "radius": 1, "family": "away", "strength": 1.5},
     "one token": {"tokens": [[0.4, -0.3, 1]], "radius": 0.5, "family": "alike", "strength": 2},
     "all equal": {"tokens": [[0.5, 0.5, 3], [0.5, 0.5, 4]], "radius": 1.2, "family": "rotation", "turn": 35},
-    "copies that part": {"tokens": [[1.5, 0, 16], [0, 0, 250]], "radius": 1.5, "family": "away", "strength": 2.2},
+    "copies that part": {
+        "tokens": [[1.3, -0.7, 5], [-1.2, 0.1, 219]],
+        "radius": 1.6, "family": "general", "strength": 2.5, "turn": 300, "second": 0.9,
+    },
     "eight tokens": {
         "tokens": [[0.9, 0.1, 1], [0.2, 0.8, 2], [-0.7, 0.4, 3], [-0.5, -0.6, 1],
                    [0.3, -0.9, 9], [0, 0, 5], [0.6, 0.6, 1], [-1, 0.2, 7]],
@@ -170,10 +173,11 @@ def test_the_words_say_what_copying_does(opened):
     page = opened["attention"]
     scene_in(page, "liveAttention", {**PLAIN, **SCENES["symmetric"]})
     assert "multiplies it by 1.00, however often" in page.locator(".live-words").inner_text()
-    start = {**PLAIN, "family": "away", "radius": 1.5, "strength": 2.2, "tokens": [[1.5, 0, 1], [0, 0, 15]]}
-    state = scene_in(page, "liveAttention", start)
+    state = scene_in(page, "liveAttention", {**SCENES["copies that part"], "tokens": [[1.3, -0.7, 1], [-1.2, 0.1, 44]]})
+    assert "copies can part" in page.locator(".live-words").inner_text()
     doubled = scene_in(page, "liveAttention", {"tokens": [[x, y, 2 * c] for x, y, c in state["tokens"]]})
     assert state["copied"] == pytest.approx(doubled["norm"], rel=TOLERANCE)
+    assert doubled["norm"] > state["norm"] * 1.01
 
 
 @pytest.mark.parametrize(("p", "radius", "gamma"), POINTS)
