@@ -35,6 +35,7 @@ def convert():
         ("![a](b.png)", "![a](b.png)"),
         ("(here)=\n# Title", '<a id="here"></a>\n\n# Title'),
         ("a\n% comment\nb", "a\nb"),
+        ("```{live} tokens\n```", "*(Here the published book has a picture that can be moved with the mouse.)*"),
         ("```python\n{x}`y`\n```", "```python\n{x}`y`\n```"),
         ("```{math}\n:label: eq-a\nx\n```", "$$\nx \\tag{7}\n$$"),
         ("```{math}\na \\\\\nb\n```", "$$\n\\begin{aligned}\na \\\\\nb\n\\end{aligned}\n$$"),

@@ -6,6 +6,7 @@ offline    MathJax served by the book itself; redirect page; files for the host
 pages      unique ids, launch buttons that open, accessible tables
 downloads  every notebook page as ``.ipynb`` with outputs, in plain Markdown
 scoreboard the table of claims, collected from the executed pages
+live       the live pictures, each with its script on its own page
 versions   the table of library versions the pages were executed with
 ========== ==========================================================================
 """
@@ -14,13 +15,13 @@ from __future__ import annotations
 
 from sphinx.application import Sphinx
 
-from . import downloads, execution, offline, pages, scoreboard, versions
+from . import downloads, execution, live, offline, pages, scoreboard, versions
 
 __version__ = "1.0"
 
 
 def setup(app: Sphinx) -> dict:
     """Register every part of the extension."""
-    for part in (execution, offline, pages, downloads, scoreboard, versions):
+    for part in (execution, offline, pages, downloads, live, scoreboard, versions):
         part.setup(app)
     return {"version": __version__, "parallel_read_safe": False, "parallel_write_safe": True}

@@ -79,6 +79,8 @@ class Converter:
             return self._display("\n".join(content), options.get("label", ""))
         if name in ("figure", "image"):
             return self._figure(opening["argument"].strip(), options, content)
+        if name == "live":
+            return ["*(Here the published book has a picture that can be moved with the mouse.)*", ""]
         if name in GENERATED:
             return ["*(This part is generated: see the page in the published book.)*", ""]
         inner = self._blocks(content)
