@@ -46,7 +46,7 @@ PLANTED = [
     "- the slack is 1.23",
     "| slack | 1.23 |",
     "```{code-cell} python3\n---\nmystnb:\n  figure:\n    caption: The slack is 1.23.\n---\n1\n```",
-    "```{code-cell} python3\n---\nmystnb:\n  figure:\n    caption: |\n      Two lines,\n      the slack is 1.23.\n---\n1\n```",
+    "```{code-cell} python3\n---\nmystnb:\n  figure:\n    caption: |\n      Here\n      it is 1.23.\n---\n1\n```",
     "```{code-cell} python3\n---\nmystnb:\n  image: {alt: x}\n  figure:\n    caption: 'A rise by 1.23'\n---\n1\n```",
     "$x$ is 1.23 and $y$",
     "Costs \\$5, rises by 1.23, costs \\$6.",

@@ -5,22 +5,26 @@ execution  cache keyed on the package and its libraries; uncached notebooks in p
 offline    MathJax served by the book itself; redirect page; files for the host
 pages      unique ids, launch buttons that open, accessible tables
 downloads  every notebook page as ``.ipynb`` with outputs, in plain Markdown
+provenance when, with what and how long each page was executed
 scoreboard the table of claims, collected from the executed pages
 versions   the table of library versions the pages were executed with
 ========== ==========================================================================
+
+After a build, and without Sphinx: ``printed`` and ``packed`` make the PDF, ``editions`` the archive,
+``releases`` the folder with the pages of every version.
 """
 
 from __future__ import annotations
 
 from sphinx.application import Sphinx
 
-from . import downloads, execution, offline, pages, scoreboard, versions
+from . import downloads, execution, offline, pages, provenance, scoreboard, versions
 
 __version__ = "1.0"
 
 
 def setup(app: Sphinx) -> dict:
     """Register every part of the extension."""
-    for part in (execution, offline, pages, downloads, scoreboard, versions):
+    for part in (execution, offline, pages, provenance, downloads, scoreboard, versions):
         part.setup(app)
-    return {"version": __version__, "parallel_read_safe": False, "parallel_write_safe": True}
+    return {"version": __version__, "env_version": 2, "parallel_read_safe": False, "parallel_write_safe": True}
