@@ -1,6 +1,6 @@
 """The whole book as one PDF: the built pages in one document, printed by a headless Chromium.
 
-``python -m book_build.printed`` after a build. The theme stays behind: the articles are put one after
+Made by :mod:`.editions`. The theme stays behind: the articles are put one after
 the other with a style sheet for paper, ids and links are made unique so that every reference leads to
 a page of the same file, folded proofs and solutions are open, and code that only draws is left out.
 The browser typesets the mathematics once and prints twice: the page numbers that the first
@@ -9,13 +9,13 @@ printing shows go into the table of contents of the second.
 
 from __future__ import annotations
 
-import argparse
 import html
 import os
 import posixpath
 import re
 import shutil
 import tomllib
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -26,7 +26,6 @@ from bs4 import BeautifulSoup, Tag
 
 from .packed import pack
 
-NAME = "how-smooth-is-attention.pdf"
 LEFT_OUT = "script, style, template, canvas, iframe, button, a.headerlink, .d-print-none, .no-print, .toggle-button"
 HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
 READY = "() => MathJax.startup.promise.then(() => document.fonts.ready).then(() => true)"
@@ -63,6 +62,12 @@ CLIPPED = """() => {
     (e) => !e.closest('mjx-assistive-mml') && e.getBoundingClientRect().right > right).map(
     (e) => e.tagName.toLowerCase() + ' ' + e.textContent.trim().slice(0, 60));
 }"""
+
+# Fill in the page numbers of the table of contents; return what has none.
+NUMBER = """(numbers) => [...document.querySelectorAll('.toc-page')].filter((e) => {
+  e.textContent = numbers[e.dataset.target] ?? '?';
+  return e.textContent === '?';
+}).map((e) => e.dataset.target)"""
 
 ERRORS = """() => [...document.querySelectorAll('mjx-merror, [data-mjx-error]')].map((e) => e.title || e.textContent)"""
 
@@ -283,41 +288,43 @@ def browser_path() -> str | None:
     return os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 
 
-def print_document(source: Path, target: Path) -> None:
-    """Typeset and print; raise if a formula has an error or something is wider than the page."""
+@contextmanager
+def launched():
+    """Start a browser that may read files, and end it."""
     from playwright.sync_api import sync_playwright
 
-    options = {"prefer_css_page_size": True, "print_background": True, "outline": True, "tagged": True}
     flags = ["--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", "--disable-dev-shm-usage"]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=browser_path(), args=flags)
-        page = browser.new_page(viewport={"width": 627, "height": 950})  # the column of an A4 page
-        page.set_default_timeout(300_000)
-        page.emulate_media(media="print")
-        failed: list[str] = []
-        page.on("requestfailed", lambda request: failed.append(request.url))
-        page.goto(source.as_uri(), wait_until="load")
-        page.evaluate(READY)
-        page.evaluate(FIT)
-        problems = failed + page.evaluate(ERRORS) + page.evaluate(CLIPPED)
-        if problems:
-            raise RuntimeError("the book cannot be printed:\n" + "\n".join(p[:200] for p in problems))
-        sections = headings_in_order(page)
-        page.pdf(path=target, **options)
-        outline = outline_pages(target)
-        if len(outline) != len(sections):
-            raise RuntimeError(f"{len(sections)} headings, but {len(outline)} lines in the outline")
-        numbers = {section: number for section, (_, number) in zip(sections, outline, strict=True) if section}
-        missing = page.evaluate(
-            """(numbers) => [...document.querySelectorAll('.toc-page')].filter((e) => {
-                 e.textContent = numbers[e.dataset.target] ?? '?'; return e.textContent === '?';
-               }).map((e) => e.dataset.target)""",
-            numbers,
-        )
-        if missing:
-            raise RuntimeError(f"sections without a page: {missing}")
-        page.pdf(path=target, **options)
+        yield browser
         browser.close()
+
+
+def print_document(browser, source: Path, target: Path) -> None:
+    """Typeset and print; raise if a formula has an error or something is wider than the page."""
+    options = {"prefer_css_page_size": True, "print_background": True, "outline": True, "tagged": True}
+    page = browser.new_page(viewport={"width": 627, "height": 950})  # the column of an A4 page
+    page.set_default_timeout(300_000)
+    page.emulate_media(media="print")
+    failed: list[str] = []
+    page.on("requestfailed", lambda request: failed.append(request.url))
+    page.goto(source.as_uri(), wait_until="load")
+    page.evaluate(READY)
+    page.evaluate(FIT)
+    problems = failed + page.evaluate(ERRORS) + page.evaluate(CLIPPED)
+    if problems:
+        raise RuntimeError("the book cannot be printed:\n" + "\n".join(p[:200] for p in problems))
+    sections = headings_in_order(page)
+    page.pdf(path=target, **options)
+    outline = outline_pages(target)
+    if len(outline) != len(sections):
+        raise RuntimeError(f"{len(sections)} headings, but {len(outline)} lines in the outline")
+    numbers = {section: number for section, (_, number) in zip(sections, outline, strict=True) if section}
+    missing = page.evaluate(NUMBER, numbers)
+    if missing:
+        raise RuntimeError(f"sections without a page: {missing}")
+    page.pdf(path=target, **options)
+    page.close()
     if outline_pages(target) != outline:
         raise RuntimeError("the page numbers moved when they were filled in")
 
@@ -337,8 +344,9 @@ def make(root: Path, site: Path) -> Path:
     source.parent.mkdir(parents=True, exist_ok=True)
     today = date.today()
     source.write_text(document(root, site, chapters, f"{today.day} {today:%B %Y}"), encoding="utf8")
-    printed = source.with_name(NAME)
-    print_document(source, printed)
+    printed = source.with_name("book.pdf")
+    with launched() as browser:
+        print_document(browser, source, printed)
     finish(printed, config["author"])
     return printed
 
@@ -347,19 +355,3 @@ def published_address(repository: str) -> str:
     """Return where the pages of a repository are published."""
     owner, name = repository.rstrip("/").split("/")[-2:]
     return f"https://{owner}.github.io/{name}"
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Print the book in ``_build/html`` and say how large it is."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--root", type=Path, default=Path.cwd())
-    parser.add_argument("--site", type=Path)
-    chosen = parser.parse_args(arguments)
-    root = chosen.root.resolve()
-    site = (chosen.site or root / "_build" / "html").resolve()
-    printed = make(root, site)
-    print(f"{printed}: {len(outline_pages(printed))} headings, {printed.stat().st_size / 1e6:.1f} MB")
-
-
-if __name__ == "__main__":
-    main()
