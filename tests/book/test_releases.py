@@ -1,6 +1,9 @@
 """The published folder keeps every release, and every page finds the others."""
 
+import os
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from urllib.parse import urljoin, urlparse
@@ -10,6 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "book" / "_ext"))
 from book_build import releases
 
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = '<html><body><header>x</header><main id="m"><article><h1>{}</h1></article></main></body></html>'
 
 
@@ -112,3 +116,25 @@ def test_an_empty_site_is_refused(tmp_path):
     (tmp_path / "none").mkdir()
     with pytest.raises(FileNotFoundError):
         releases.put(tmp_path / "none", tmp_path / "pages")
+
+
+@pytest.mark.skipif(shutil.which("git") is None or sys.platform == "win32", reason="needs git and bash")
+def test_publishing_keeps_the_releases_and_no_history(tmp_path):
+    remote = tmp_path / "remote.git"
+    subprocess.run(["git", "init", "-q", "--bare", str(remote)], check=True)
+
+    def publish(words: str, *release: str) -> None:
+        command = [str(ROOT / ".ci" / "publish"), str(site(tmp_path / words, words)), str(remote), *release]
+        subprocess.run(command, check=True, capture_output=True, env={**os.environ, "PYTHON": sys.executable})
+
+    publish("one", "v1.0.0")
+    publish("two")
+    publish("three", "v1.1.0")
+    publish("four")
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "-q", "--branch", "gh-pages", str(remote), str(clone)], check=True)
+    for page, words in [("book/a.html", "four"), ("v1.0.0/book/a.html", "one"), ("v1.1.0/book/a.html", "three")]:
+        assert f"<h1>{words}</h1>" in (clone / page).read_text(encoding="utf8")
+    assert links(clone, "v1.0.0/book/a.html")[0] == "v1.1.0/book/a.html"
+    log = subprocess.run(["git", "-C", str(clone), "log", "--oneline"], check=True, capture_output=True, text=True)
+    assert len(log.stdout.splitlines()) == 1

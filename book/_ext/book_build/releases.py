@@ -3,7 +3,7 @@
 ``python -m book_build.releases SITE FOLDER [--release vX.Y.Z]`` puts a built site into a copy of the branch
 ``gh-pages``: at the top (from the main branch), or as a release. What was there of the same version goes; other releases stay.
 ``stable/`` leads to the newest release, page by page. ``versions.html`` lists all, and every page has a line that
-says which version it is of, and whether there is a newer one. No scripts and no list to fetch are needed for any of it.
+says which version it is of, and whether there is a newer one. None of it needs a script, or a list to fetch.
 """
 
 from __future__ import annotations
