@@ -40,7 +40,7 @@ $(WEIGHTS): $(wildcard lipcore/models/sources.py) | $(STAMP)
 book: $(STAMP) $(WEIGHTS)  ## execute what changed and build _build/html
 	$(BIN)/jupyter-book build -W -n --keep-going .
 
-EDITION := PYTHONPATH=$(PYTHONPATH):$(CURDIR)/book/_ext $(BIN)/python -m book_build.editions
+EDITION := PYTHONPATH=$(PYTHONPATH):$(CURDIR)/book/_ext $(BIN)/python -m book_build
 
 pdf: book  ## print the whole book (needs Chromium)
 	$(EDITION) pdf

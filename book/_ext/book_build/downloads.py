@@ -137,10 +137,10 @@ def name_release(app: Sphinx, config) -> None:
 def opening_cells(app: Sphinx, docname: str) -> list:
     """Say where the notebook comes from, and install the package where it is missing."""
     repository = app.config.html_theme_options.get("repository_url", "").rstrip("/")
-    at = f"@{release()}" if release() else ""
+    at, branch = (f"@{release()}", release()) if release() else ("", "main")
     note = (
         f"*A page of “{app.config.html_title}”, executed when the book was built. "
-        f"Source: [`{docname}.md`]({repository}/blob/{release() or 'main'}/{docname}.md).*"
+        f"Source: [`{docname}.md`]({repository}/blob/{branch}/{docname}.md).*"
     )
     install = (
         "# Outside a copy of the book's repository: install the package that this page imports.\n"

@@ -1,6 +1,6 @@
 """The book to take away: a PDF and an archive of the site beside the pages, and ``{take-away}`` that links to them.
 
-``python -m book_build.editions pdf`` and ``… zip`` make them after a build, if they are not there or are of other
+``python -m book_build pdf`` and ``… zip`` make them after a build, if they are not there or are of other
 pages. They are not part of a build: without them the directive says where to get them. A build whose
 pages differ removes those of the pages before.
 """
@@ -163,7 +163,3 @@ def main(arguments: list[str] | None = None) -> None:
         write_links(site, repository_of(root))
     path = site / FILES[chosen.kind]
     print(f"{path.relative_to(root)}: {path.stat().st_size / 1e6:.1f} MB")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,9 +1,10 @@
 """Lay out the published folder: the newest pages at its top, each release below ``vX.Y.Z/``.
 
 ``python -m book_build.releases SITE FOLDER [--release vX.Y.Z]`` puts a built site into a copy of the branch
-``gh-pages``: at the top (from the main branch), or as a release. What was there of the same version goes; other releases stay.
-``stable/`` leads to the newest release, page by page. ``versions.html`` lists all, and every page has a line that
-says which version it is of, and whether there is a newer one. None of it needs a script, or a list to fetch.
+``gh-pages``: at the top (from the main branch), or as a release. What was there of the same version goes;
+other releases stay. ``stable/`` leads to the newest release, page by page. ``versions.html`` lists all, and every
+page has a line that says which version it is of, and whether there is a newer one. None of it needs a script, or
+a list to fetch.
 """
 
 from __future__ import annotations
