@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from pathlib import Path
 
 import pypdf
 from pypdf.generic import ArrayObject, IndirectObject
 
-RAW = re.compile(r"\\[a-zA-Z]{3,}|\?\?|Math input error|\$\$|\{(?:prf|glue|cite|numref|eq|ref)\b")
+RAW = re.compile(r"\?\?|Math input error|Math Processing Error|\{(?:prf:|glue:|cite:|numref|eq)\w*\}`")
 LEAST = 20  # characters on a page that has something on it
 A4 = (595, 842)
 
@@ -19,7 +20,7 @@ class Book:
     def __init__(self, path: Path):
         self.path = path
         self.reader = pypdf.PdfReader(path)
-        self.texts = [page.extract_text() for page in self.reader.pages]
+        self.texts = [unicodedata.normalize("NFKC", page.extract_text()) for page in self.reader.pages]
         self.outline = list(self._walk(self.reader.outline, 0))
 
     def _walk(self, items, depth):

@@ -129,7 +129,7 @@ def test_planted_faults_are_found(make):
 
 
 def test_what_is_left_is_found():
-    assert leftovers(r"so \norm{x} is") and leftovers("Theorem ??") and leftovers("see {prf:ref}`thm`")
+    assert leftovers("Theorem ??") and leftovers("see {prf:ref}`thm`") and leftovers("Math input error")
     assert not leftovers("Theorem 5.1, is it? Yes: x = 3.")
 
 
@@ -172,6 +172,9 @@ def test_what_cannot_be_packed_is_refused(make):
     [
         ('<img src="gone.png">', "gone.png"),
         ("<mjx-merror title='Undefined control sequence'>x</mjx-merror>", "Undefined control sequence"),
+        (r"<p>so \norm{x} is</p>", "left as it was: so"),
+        ("<p>see Theorem ??</p>", "left as it was: see"),
+        ("<p>see {prf:ref}`thm`</p>", "left as it was: see"),
         ('<table style="width: 3000px; table-layout: fixed"><tr><td>wide</td></tr></table>', "wide"),
     ],
 )

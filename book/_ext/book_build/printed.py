@@ -49,6 +49,9 @@ FIT = """() => {
     const room = line.clientWidth, need = formula.getBoundingClientRect().width;
     if (need > room) formula.style.fontSize = Math.floor(99 * room / need) + '%';
   });
+  document.querySelectorAll('main img').forEach((image) => {  // tall figures may take more of a page
+    if (image.naturalHeight > 0.8 * image.naturalWidth) image.style.maxHeight = '150mm';
+  });
   document.querySelectorAll('main table').forEach((table) => {
     const room = table.parentElement.clientWidth || column;
     for (let size = 100; size > 55 && table.scrollWidth > room + 1; size -= 5) table.style.fontSize = size + '%';
@@ -68,6 +71,17 @@ NUMBER = """(numbers) => [...document.querySelectorAll('.toc-page')].filter((e) 
   e.textContent = numbers[e.dataset.target] ?? '?';
   return e.textContent === '?';
 }).map((e) => e.dataset.target)"""
+
+# TeX that was not typeset, and roles and references that were not resolved, outside code and mathematics.
+LEFT = r"""() => {
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), found = [];
+  while (walker.nextNode()) {
+    if (walker.currentNode.parentElement.closest('script, style, code, pre, mjx-container, dt.sig')) continue;
+    const left = walker.currentNode.data.match(/\\[a-zA-Z]{2,}|\\\(|\$\$|\?\?|\{[a-z:]+\}`/);
+    if (left) found.push('left as it was: ' + walker.currentNode.data.trim());
+  }
+  return found;
+}"""
 
 ERRORS = """() => [...document.querySelectorAll('mjx-merror, [data-mjx-error]')].map((e) => e.title || e.textContent)"""
 
@@ -311,7 +325,7 @@ def print_document(browser, source: Path, target: Path) -> None:
     page.goto(source.as_uri(), wait_until="load")
     page.evaluate(READY)
     page.evaluate(FIT)
-    problems = failed + page.evaluate(ERRORS) + page.evaluate(CLIPPED)
+    problems = failed + page.evaluate(ERRORS) + page.evaluate(LEFT) + page.evaluate(CLIPPED)
     if problems:
         raise RuntimeError("the book cannot be printed:\n" + "\n".join(p[:200] for p in problems))
     sections = headings_in_order(page)
