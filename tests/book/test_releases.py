@@ -6,12 +6,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import urljoin, urlparse
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "book" / "_ext"))
-from book_build import releases
+from book_build import downloads, pages, releases
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = '<html><body><header>x</header><main id="m"><article><h1>{}</h1></article></main></body></html>'
@@ -138,3 +139,17 @@ def test_publishing_keeps_the_releases_and_no_history(tmp_path):
     assert links(clone, "v1.0.0/book/a.html")[0] == "v1.1.0/book/a.html"
     log = subprocess.run(["git", "-C", str(clone), "log", "--oneline"], check=True, capture_output=True, text=True)
     assert len(log.stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("tag", "folder", "at"), [("", "", ""), ("v1.2.0", "v1.2.0/", "@v1.2.0")])
+def test_the_buttons_of_a_release_open_its_own_files(monkeypatch, tag, folder, at):
+    monkeypatch.setenv("BOOK_RELEASE", tag)
+    address = "https://example.org/o/n"
+    config = SimpleNamespace(
+        html_theme_options={"repository_url": address, "repository_branch": "main"}, html_title="T"
+    )
+    downloads.name_release(None, config)
+    assert config.html_theme_options["repository_branch"] == (tag or "main")
+    assert pages.colab_url(address, "notebooks/a").endswith(f"/o/n/blob/gh-pages/{folder}_sources/notebooks/a.ipynb")
+    note, install = downloads.opening_cells(SimpleNamespace(config=config), "notebooks/a")
+    assert f'git+{address}{at}"' in install.source and f"/blob/{tag or 'main'}/notebooks/a.md" in note.source
