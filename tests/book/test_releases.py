@@ -149,7 +149,7 @@ def test_the_buttons_of_a_release_open_its_own_files(monkeypatch, tag, folder, a
         html_theme_options={"repository_url": address, "repository_branch": "main"}, html_title="T"
     )
     downloads.name_release(None, config)
-    assert config.html_theme_options["repository_branch"] == (tag or "main")
+    assert options["repository_branch"] == (tag or "main")
     assert pages.colab_url(address, "notebooks/a").endswith(f"/o/n/blob/gh-pages/{folder}_sources/notebooks/a.ipynb")
     note, install = downloads.opening_cells(SimpleNamespace(config=config), "notebooks/a")
     assert f'git+{address}{at}"' in install.source and f"/blob/{tag or 'main'}/notebooks/a.md" in note.source
