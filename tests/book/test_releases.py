@@ -145,9 +145,8 @@ def test_publishing_keeps_the_releases_and_no_history(tmp_path):
 def test_the_buttons_of_a_release_open_its_own_files(monkeypatch, tag, folder, at):
     monkeypatch.setenv("BOOK_RELEASE", tag)
     address = "https://example.org/o/n"
-    config = SimpleNamespace(
-        html_theme_options={"repository_url": address, "repository_branch": "main"}, html_title="T"
-    )
+    options = {"repository_url": address, "repository_branch": "main"}
+    config = SimpleNamespace(html_theme_options=options, html_title="T")
     downloads.name_release(None, config)
     assert options["repository_branch"] == (tag or "main")
     assert pages.colab_url(address, "notebooks/a").endswith(f"/o/n/blob/gh-pages/{folder}_sources/notebooks/a.ipynb")
