@@ -17,7 +17,7 @@ export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env weights book serve links test check attack bench lint lock clean distclean
+.PHONY: help env weights book pdf zip editions wheel serve links test check attack bench lint lock clean distclean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,20 @@ $(WEIGHTS): $(wildcard lipcore/models/sources.py) | $(STAMP)
 
 book: $(STAMP) $(WEIGHTS)  ## execute what changed and build _build/html
 	$(BIN)/jupyter-book build -W -n --keep-going .
+
+EDITION := PYTHONPATH=$(PYTHONPATH):$(CURDIR)/book/_ext $(BIN)/python -m book_build
+
+pdf: book  ## print the whole book (needs Chromium)
+	$(EDITION) pdf
+
+zip: pdf  ## pack the pages into one archive that opens without a network
+	$(EDITION) zip
+
+editions: zip  ## make the PDF and the archive, and check both
+	$(BIN)/python -m pytest tests/editions -p no:cacheprovider
+
+wheel: $(STAMP)  ## build the wheel of lipcore into dist/
+	rm -rf dist build && $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 serve: $(STAMP)  ## show the built pages at http://localhost:8000
 	cd $(BUILD)/html && $(CURDIR)/$(BIN)/python -m http.server --bind localhost 8000
@@ -70,7 +84,7 @@ lock: $(STAMP)  ## write the versions in .venv to requirements.lock
 	mv requirements.new requirements.lock
 
 clean:  ## remove what the targets built, but not .venv
-	rm -rf $(BUILD) .pytest_cache .ruff_cache .hypothesis .benchmarks build *.egg-info
+	rm -rf $(BUILD) .pytest_cache .ruff_cache .hypothesis .benchmarks build dist *.egg-info
 	find lipcore tests book benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean  ## remove .venv too

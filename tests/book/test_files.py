@@ -131,7 +131,7 @@ def test_make_help_lists_the_targets():
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs bash")
 def test_the_scripts_parse():
-    for name in (".ci/run", "postBuild"):
+    for name in (".ci/run", ".ci/publish", "postBuild"):
         subprocess.run(["bash", "-n", str(ROOT / name)], check=True)
     for path in (ROOT / ".github" / "workflows").glob("*.yml"):
         assert yaml.safe_load(path.read_text(encoding="utf8"))["jobs"]

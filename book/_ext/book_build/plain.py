@@ -21,7 +21,7 @@ DISPLAYED = re.compile(r"\$\$(?P<body>.+?)\$\$", re.DOTALL)
 COMMAND = re.compile(r"\\([A-Za-z]+|.)", re.DOTALL)
 
 FOLDED = {"dropdown", "solution", "toggle"}
-GENERATED = {"bibliography", "scoreboard", "versions-table", "nb-exec-table", "toctree", "tableofcontents"}
+GENERATED = {"bibliography", "scoreboard", "versions-table", "nb-exec-table", "toctree", "tableofcontents", "take-away"}
 CONTAINERS = {"grid", "grid-item", "tab-set", "margin", "sidebar", "div", "card", "grid-item-card"}
 
 Resolve = Callable[[str, str], str]

@@ -1,0 +1,6 @@
+"""``python -m book_build pdf`` or ``… zip``: make an edition of the built pages."""
+
+from .editions import main
+
+if __name__ == "__main__":
+    main()

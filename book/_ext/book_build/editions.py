@@ -1,0 +1,165 @@
+"""The book to take away: a PDF and an archive of the site beside the pages, and ``{take-away}`` that links to them.
+
+``python -m book_build pdf`` and ``… zip`` make them after a build, if they are not there or are of other
+pages. They are not part of a build: without them the directive says where to get them. A build whose
+pages differ removes those of the pages before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import html
+import json
+import re
+import tomllib
+import zipfile
+from pathlib import Path
+
+import yaml
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+NAME = "how-smooth-is-attention"
+FILES = {"pdf": f"{NAME}.pdf", "zip": f"{NAME}.zip"}
+WORDS = {
+    "pdf": "The whole book as a PDF",
+    "zip": "The whole site, to open without a network",
+}
+BEGIN, END = "<!-- take-away -->", "<!-- /take-away -->"
+MARKED = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
+NOT_ARCHIVED = (".nojekyll", ".buildinfo", FILES["zip"])
+A_DATE = (1980, 1, 1, 0, 0, 0)  # the same files make the same archive
+
+
+def links(site: Path, repository: str, up: str, kinds=tuple(FILES)) -> str:
+    """Return the list of what there is to take away, for a page that is ``up`` below the first folder."""
+    items = [
+        f'<li><p><a class="reference external" href="{up}{FILES[kind]}" download>{WORDS[kind]}</a> '
+        f"({(site / FILES[kind]).stat().st_size / 1e6:.0f} MB)</p></li>"
+        for kind in kinds
+        if (site / FILES[kind]).exists()
+    ]
+    releases = f'<a class="reference external" href="{html.escape(repository)}/releases">release</a>'
+    if not items:
+        return f"{BEGIN}<p>Each {releases} has the whole book as a PDF, and the site as an archive.</p>{END}"
+    return f'{BEGIN}<ul class="simple take-away">{"".join(items)}</ul>{END}'
+
+
+class TakeAway(SphinxDirective):
+    """Links to the PDF and the archive, where they have been made."""
+
+    def run(self) -> list[nodes.Node]:
+        """Leave a place; what stands there is written after the build."""
+        return [nodes.raw("", f"{BEGIN}{END}", format="html")]
+
+
+def repository_of(root: Path) -> str:
+    """Return the address of the repository."""
+    return yaml.safe_load((root / "_config.yml").read_text(encoding="utf8"))["repository"]["url"].rstrip("/")
+
+
+def pages_of(site: Path) -> list[Path]:
+    """List the pages of a built site."""
+    return sorted(p for p in site.rglob("*.html") if "_static" not in p.relative_to(site).parts)
+
+
+def write_links(site: Path, repository: str) -> None:
+    """Write the links of every page again."""
+    for page in pages_of(site):
+        text = page.read_text(encoding="utf8")
+        up = "../" * (len(page.relative_to(site).parts) - 1)
+        changed = MARKED.sub(lambda _, up=up: links(site, repository, up), text)
+        if changed != text:
+            page.write_text(changed, encoding="utf8")
+
+
+def state(site: Path) -> str:
+    """Return a digest of what the pages say, whatever there is to take away."""
+    total = hashlib.sha256()
+    for page in pages_of(site):
+        found = re.search(r"<article.*</article>", page.read_text(encoding="utf8"), re.DOTALL)
+        total.update(page.relative_to(site).as_posix().encode() + b"\0")
+        total.update(MARKED.sub("", found[0] if found else "").encode())
+    for name in ("printed.py", "printed.css", "packed.py", "editions.py"):
+        total.update((Path(__file__).parent / name).read_bytes())
+    return total.hexdigest()
+
+
+def made(site: Path) -> dict[str, str]:
+    """Return of which pages each edition was made."""
+    path = site.parent / "editions.json"
+    return json.loads(path.read_text(encoding="utf8")) if path.exists() else {}
+
+
+def fresh(site: Path, kind: str) -> bool:
+    """Tell whether an edition is there, and is of the pages that are there."""
+    return (site / FILES[kind]).exists() and made(site).get(kind) == state(site)
+
+
+def note(site: Path, kind: str) -> None:
+    """Remember of which pages an edition was made."""
+    text = json.dumps({**made(site), kind: state(site)})
+    (site.parent / "editions.json").write_text(text, encoding="utf8")
+
+
+def archive(site: Path, root: Path) -> Path:
+    """Write everything that the site holds into one archive."""
+    version = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf8"))["project"]["version"]
+    target, repository = site / FILES["zip"], repository_of(root)
+    target.unlink(missing_ok=True)
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as out:
+        for path in sorted(p for p in site.rglob("*") if p.is_file() and p.name not in NOT_ARCHIVED):
+            name = path.relative_to(site)
+            data = path.read_bytes()
+            if path.suffix == ".html" and BEGIN.encode() in data:  # the archive is not in the archive
+                here = links(site, repository, "../" * (len(name.parts) - 1), ("pdf",))
+                data = MARKED.sub(lambda _, here=here: here, data.decode("utf8")).encode("utf8")
+            info = zipfile.ZipInfo(f"{NAME}-{version}/{name.as_posix()}", A_DATE)
+            info.compress_type, info.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
+            out.writestr(info, data)
+    return target
+
+
+def print_book(site: Path, root: Path) -> Path:
+    """Print the book, and put the PDF beside the pages."""
+    from .printed import make
+
+    target = site / FILES["pdf"]
+    target.write_bytes(make(root, site).read_bytes())
+    return target
+
+
+def remove_stale(app: Sphinx, exception) -> None:
+    """After a build, remove editions of other pages, and write the links."""
+    if exception is not None or app.builder.name != "html":
+        return
+    site = Path(app.outdir)
+    for kind, name in FILES.items():
+        if not fresh(site, kind):
+            (site / name).unlink(missing_ok=True)
+    write_links(site, app.config.html_theme_options.get("repository_url", "").rstrip("/"))
+
+
+def setup(app: Sphinx) -> None:
+    """Register the directive and the hook, which comes last."""
+    app.add_directive("take-away", TakeAway)
+    app.connect("build-finished", remove_stale, priority=950)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Make the PDF or the archive of the pages in ``_build/html``, if it is not there."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("kind", choices=FILES)
+    parser.add_argument("--root", type=Path, default=Path.cwd())
+    chosen = parser.parse_args(arguments)
+    root = chosen.root.resolve()
+    site = root / "_build" / "html"
+    if not fresh(site, chosen.kind):
+        make = print_book if chosen.kind == "pdf" else archive
+        make(site, root)
+        note(site, chosen.kind)
+        write_links(site, repository_of(root))
+    path = site / FILES[chosen.kind]
+    print(f"{path.relative_to(root)}: {path.stat().st_size / 1e6:.1f} MB")

@@ -1,0 +1,51 @@
+"""Whoever wants to cite finds the same everywhere."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+CITATION = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf8"))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))["project"]
+PAPER = CITATION["references"][0]
+
+
+def entry(text: str, key: str) -> dict[str, str]:
+    """Return the fields of a BibTeX entry."""
+    body = re.search(rf"@\w+\{{{key},\n(.*?)\n\}}", text, re.DOTALL)[1]
+    return dict(re.findall(r"(\w+)\s*=\s*\{+(.*?)\}+,?$", body, re.MULTILINE))
+
+
+def test_the_citation_file_is_complete():
+    assert set(CITATION) >= {"cff-version", "message", "title", "authors", "version", "license", "repository-code"}
+    assert CITATION["version"] == PROJECT["version"] and CITATION["license"] == PROJECT["license"]
+    assert [a["name"] for a in CITATION["authors"]] == [a["name"] for a in PROJECT["authors"]]
+
+
+@pytest.mark.parametrize("name", ["README.md", "book/index.md"])
+def test_the_paper_is_cited_alike(name):
+    fields = entry((ROOT / name).read_text(encoding="utf8"), "castin2024")
+    authors = " and ".join(f"{a['family-names']}, {a['given-names']}" for a in PAPER["authors"])
+    assert (fields["author"], fields["title"], fields["year"]) == (authors, PAPER["title"], str(PAPER["year"]))
+    assert fields["booktitle"] == PAPER["collection-title"]
+
+
+def test_the_book_is_cited_alike():
+    fields = entry((ROOT / "README.md").read_text(encoding="utf8"), "lipcore")
+    assert (fields["title"], fields["version"]) == (CITATION["title"], CITATION["version"])
+    assert fields["author"] == CITATION["authors"][0]["name"] and fields["url"] == CITATION["repository-code"]
+
+
+def test_a_release_is_checked_against_the_version_and_carries_all():
+    text = (ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf8")
+    steps = yaml.safe_load(text)["jobs"]["release"]["steps"]
+    runs = [step.get("run", "") for step in steps]
+    assert "version" in next(r for r in runs if "GITHUB_REF_NAME" in r), "first of all"
+    made = [r for r in runs if r.startswith("make ")]
+    assert made == ["make env", "make test", "make book", "make editions", "make check", "make wheel"]
+    attached = next(r for r in runs if "gh release create" in r)
+    assert all(kind in attached for kind in (".pdf", ".zip", ".whl")) and runs.index(attached) > runs.index(made[-1])
+    assert any("BOOK_BUILT_AFTER" in r for r in runs)
