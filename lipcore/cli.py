@@ -410,10 +410,13 @@ def _sweep(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> st
 
 def _export(table, arguments: argparse.Namespace) -> None:
     """Write the small copy, which knows how it was made."""
+    import hashlib
+    import platform
     from importlib.metadata import version
 
     from lipcore import models
     from lipcore.sweep import export
+    from lipcore.texts import load_text
 
     source = f"--plan {arguments.plan}" if arguments.plan else "--n " + " ".join(map(str, arguments.n))
     weights = {row["name"]: row["sha256"] for row in models.available() if row["name"] in set(table["model"])}
@@ -422,8 +425,9 @@ def _export(table, arguments: argparse.Namespace) -> None:
         table,
         arguments.export,
         command=f"lipcore sweep {source} --folder {arguments.folder} --export {arguments.export}",
-        versions={"lipcore": lipcore.__version__} | versions,
+        versions={"lipcore": lipcore.__version__, "python": platform.python_version()} | versions,
         weights=weights,
+        texts={name: hashlib.sha256(load_text(name).encode()).hexdigest() for name in table["text"].unique()},
     )
 
 

@@ -313,11 +313,9 @@ def export(table: pd.DataFrame, path: str | os.PathLike, *, digits: int = 5, **a
     """
     check_count("digits", digits)
     small = table.drop(columns=["lower"] + (["converged"] if table.converged.all() else []))
-    for name in small.select_dtypes("float64"):
+    for name in small.select_dtypes("float64").columns.difference(list(Cell.__dataclass_fields__)):
         small[name] = [float(f"{value:.{digits - 1}e}") for value in small[name]]
         small[name] = small[name].astype("float32")
-    for name in small.select_dtypes("int64"):
-        small[name] = small[name].astype("int32")
     small.attrs = {"seconds": round(table.attrs.get("seconds", 0.0), 1)} | about
     _write(small, Path(path), compression="zstd", compression_level=19)
 

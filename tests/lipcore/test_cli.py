@@ -246,7 +246,7 @@ BAD_ARGUMENTS = {
     "text too short": (["--count", "10"], "text: expected at least 10 × 8 tokens, it has 60"),
     "text missing": (
         ["--text", "no-such-file.txt"],
-        "text: expected one of pydoc, alice, ag_news, or a text file",
+        "text: expected one of pydoc, licences, alice, ag_news, or a text file",
     ),
     "tol zero": (["--tol", "0"], "tol: expected a number more than 0 and at most 1, got 0"),
     "tol large": (["--tol", "3"], "tol: expected a number more than 0 and at most 1, got 3"),
