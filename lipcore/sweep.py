@@ -7,7 +7,9 @@ import functools
 import hashlib
 import itertools
 import json
+import math
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
@@ -190,7 +192,7 @@ def measure(cell: Cell) -> list[dict]:
         The cell's attributes and, for each ``sequence``: ``sigma``, ``lower``, ``upper``, ``probability``,
         ``iterations``, ``converged`` (:class:`~lipcore.spectral.SpectralNorm`); ``released``,
         :math:`\|D_Xf^\top f(X)\|^{1/2}`, what the paper's released scripts compute in place of σ; ``radius_rms`` and
-        ``radius_max`` of the tokens; ``local``, the local bound, if asked for.
+        ``radius_max`` of the tokens; ``local``, the local bound, or NaN where it was not asked for.
 
     Raises
     ------
@@ -211,8 +213,7 @@ def measure(cell: Cell) -> list[dict]:
             "released": operator.rmatvec(attention(X)).flatten(1).norm(dim=-1).sqrt(),
             "radius_rms": norms.square().mean(-1).sqrt(), "radius_max": norms.amax(-1),
         }  # fmt: skip
-        if cell.local:
-            columns["local"] = local_upper(attention, X)
+        columns["local"] = local_upper(attention, X) if cell.local else torch.full_like(found.value, math.nan)
     values = {name: column.tolist() for name, column in columns.items()}
     return [
         asdict(cell) | {"sequence": i, "probability": found.probability} | {name: v[i] for name, v in values.items()}
@@ -318,6 +319,29 @@ def export(table: pd.DataFrame, path: str | os.PathLike, *, digits: int = 5, **a
         small[name] = small[name].astype("float32")
     small.attrs = {"seconds": round(table.attrs.get("seconds", 0.0), 1)} | about
     _write(small, Path(path), compression="zstd", compression_level=19)
+
+
+def stored() -> pd.DataFrame:
+    """The table of the sweep behind Part III of the book, as kept with it (``book/data/sweep.parquet``).
+
+    Returns
+    -------
+    pandas.DataFrame
+        As :func:`export` wrote it: ``attrs`` hold the command that made it, versions, hashes of weights and texts, and
+        the seconds of one core that it took. ``book/data/sweep.toml`` says which cells are in it.
+
+    Raises
+    ------
+    FileNotFoundError
+        If neither the repository nor the installed package has it.
+    """
+    import pandas as pd
+
+    places = [Path(lipcore.__file__).parents[1] / "book" / "data", Path(sys.prefix) / "share" / "lipcore"]
+    for place in places:
+        if (place / "sweep.parquet").is_file():
+            return pd.read_parquet(place / "sweep.parquet")
+    raise FileNotFoundError(f"the stored sweep is in none of {', '.join(map(str, places))}: 'make sweep' measures it")
 
 
 def _ordered(cells: Iterable[Cell]) -> list[Cell]:

@@ -56,6 +56,13 @@ def test_head_and_local_bound():
     assert (rows.sigma <= rows.local).all()
 
 
+def test_cells_with_and_without_the_local_bound_share_a_table(tmp_path):
+    cells = [Cell("minilm", layer=1, n=6, count=2, local=local) for local in (True, False)]
+    table = sweep(cells, tmp_path, progress=False)
+    assert table.local.dtype == float and table.local.isna().tolist() == [False, False, True, True]
+    assert pd.read_parquet(tmp_path / "table.parquet").local.equals(table.local)
+
+
 def test_processes_give_the_same_numbers(serial, tmp_path):
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as executor:
         pd.testing.assert_frame_equal(
