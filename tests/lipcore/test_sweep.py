@@ -327,6 +327,25 @@ def test_bad_cells_are_refused(options, message):
         Cell(**({"model": "minilm", "layer": 0, "n": 4} | options))
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"model": "bert-enormous"}, "name: expected one of minilm"), ({"layer": 6}, "layer: expected 0 to 5"),
+     ({"n": 513}, "n: expected at most 512 tokens, the positions of minilm"), ({"head": 12}, "index"),
+     ({"text": "no-such-file.txt"}, "text: expected one of pydoc"),
+     ({"text": "licences", "n": 512, "count": 15}, "text: expected at least 15 × 512 tokens, it has 7"),
+     ({"model": "smollm2", "decoder": True}, "decoder: expected a BERT model")],
+)  # fmt: skip
+def test_what_no_model_can_measure_is_said_clearly(options, message):
+    with pytest.raises((ValueError, IndexError), match=message):
+        measure(Cell(**({"model": "minilm", "layer": 0, "n": 4} | options)))
+
+
+def test_a_checkpoint_of_another_architecture_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+    with pytest.raises(ValueError, match="expected a checkpoint of type bert, gpt2, llama, got 't5'"):
+        measure(Cell(str(tmp_path), layer=0, n=4))
+
+
 def test_no_cells_are_refused(tmp_path):
     with pytest.raises(ValueError, match="cells: expected at least one"):
         sweep([], tmp_path)
