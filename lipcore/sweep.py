@@ -201,17 +201,16 @@ def measure(cell: Cell) -> list[dict]:
         If the model, layer, head, length or text cannot be had.
     """
     from lipcore.bounds import local_upper
-    from lipcore.spectral import spectral_norm
+    from lipcore.spectral import local_lipschitz
 
     with _one_thread(), torch.no_grad():
         attention, X = _inputs(cell)
-        operator = attention.jacobian(X)
-        found = spectral_norm(operator, tol=cell.tol)
+        found = local_lipschitz(attention, X, tol=cell.tol)
         norms = X.norm(dim=-1)
         columns = {
             "sigma": found.value, "lower": found.lower, "upper": found.upper,
             "iterations": found.iterations, "converged": found.converged,
-            "released": operator.rmatvec(attention(X)).flatten(1).norm(dim=-1).sqrt(),
+            "released": attention.jacobian(X).rmatvec(attention(X)).flatten(1).norm(dim=-1).sqrt(),
             "radius_rms": norms.square().mean(-1).sqrt(), "radius_max": norms.amax(-1),
         }  # fmt: skip
         columns["local"] = local_upper(attention, X) if cell.local else torch.full_like(found.value, math.nan)
