@@ -4,6 +4,7 @@ PYTHON    ?= python3
 # Extra options for pip, such as PyTorch's index of wheels without CUDA (see CONTRIBUTING.md).
 PIP_FLAGS ?=
 ATTACK_FLAGS ?=
+SWEEP_FLAGS ?=
 PYTEST_FLAGS ?= -n auto --dist loadfile
 
 VENV  := .venv
@@ -17,7 +18,7 @@ export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env weights book serve links test check attack bench lint lock clean distclean
+.PHONY: help env weights book serve links test check attack sweep bench lint lock clean distclean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +55,9 @@ check: book  ## open every built page in a browser and check it
 
 attack: $(STAMP) $(WEIGHTS)  ## try to break every bound, at length
 	$(BIN)/python -m lipcore.attack --output $(BUILD)/attack.json $(ATTACK_FLAGS)
+
+sweep: $(STAMP) $(WEIGHTS)  ## measure what Part III rests on (minutes; resumes) and store the table
+	OMP_NUM_THREADS=1 $(BIN)/lipcore sweep --plan book/data/sweep.toml --folder $(BUILD)/sweep --export book/data/sweep.parquet $(SWEEP_FLAGS)
 
 ifneq ($(wildcard benchmarks/test_*.py),)
 bench: $(STAMP) $(WEIGHTS)  ## time the package

@@ -6,6 +6,7 @@ Everything heavy is imported where it is used, so that the help comes at once.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import os
@@ -357,26 +358,33 @@ def _add_sweep(commands) -> None:
     sweep = commands.add_parser(
         "sweep",
         help="measure many layers and lengths, resumably",
-        description="Measure every layer at every length. Each cell is saved when it is finished, and the same command "
-        "takes up where it was stopped. The table is FOLDER/table.parquet.",
+        description="Measure every layer at every length, or what a plan asks for. Each cell is saved when it is "
+        "finished, and the same command takes up where it was stopped. The table is FOLDER/table.parquet.",
     )
     add = sweep.add_argument
+    what = sweep.add_mutually_exclusive_group(required=True)
+    what.add_argument("--n", nargs="+", type=int, help="numbers of tokens")
+    what.add_argument("--plan", metavar="FILE", help="a TOML file of [[grid]]s, in place of --model to --local")
     add("--model", nargs="+", default=["minilm"], help="names of 'lipcore models', or folders (default: minilm)")
     add("--layer", nargs="+", type=int, help="layers, from 0 (default: all)")
-    add("--n", nargs="+", type=int, required=True, help="numbers of tokens")
-    add("--head", nargs="+", type=int, help="heads, from 0 (default: the whole layer)")
+    add("--head", nargs="+", type=_head, help="heads, from 0, or 'all' (default: the whole layer)")
     add("--text", nargs="+", default=["pydoc"], help="texts, as for 'measure' (default: pydoc)")
     add("--count", type=int, default=10, help="sequences in a cell (default: 10)")
     add("--tol", type=float, default=1e-4, help="relative tolerance of σ (default: 1e-4)")
     add("--dtype", choices=("float32", "float64"), default="float32", help="precision (default: float32)")
     add("--local", action="store_true", help="work out the local bound too")
     add("--folder", required=True, help="where the tables go; made if missing")
+    add("--export", metavar="FILE", help="write a small copy of the table too, with versions and the time it took")
     add("--workers", type=int, default=1, help="processes (default: 1)")
     add("--quiet", action="store_true", help="no progress bar")
-    sweep.set_defaults(run=_sweep)
+    sweep.set_defaults(run=functools.partial(_sweep, sweep))
 
 
-def _sweep(arguments: argparse.Namespace) -> str:
+def _head(text: str) -> int | str:
+    return text if text == "all" else int(text)
+
+
+def _sweep(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> str:
     """Run the cells, and return where the table is."""
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
@@ -385,7 +393,7 @@ def _sweep(arguments: argparse.Namespace) -> str:
     from lipcore.sweep import sweep
 
     workers = check_count("workers", arguments.workers)
-    cells, progress = _sweep_cells(arguments), not arguments.quiet
+    cells, progress = _sweep_cells(parser, arguments), not arguments.quiet
     try:
         if workers == 1:
             table = sweep(cells, arguments.folder, progress=progress)
@@ -394,33 +402,63 @@ def _sweep(arguments: argparse.Namespace) -> str:
                 table = sweep(cells, arguments.folder, executor=executor, progress=progress)
     except RuntimeError as error:  # cells that failed, say on a text too short; the others are saved
         raise _BadInput(str(error)) from error
-    path = os.path.join(arguments.folder, "table.parquet")
-    return f"{path}: {len(table)} rows from {len(cells)} cells"
+    path, minutes = os.path.join(arguments.folder, "table.parquet"), table.attrs["seconds"] / 60
+    if arguments.export:
+        _export(table, arguments)
+    return f"{path}: {len(table)} rows from {len(cells)} cells, {minutes:.1f} minutes of one core"
 
 
-def _sweep_cells(arguments: argparse.Namespace) -> list:
-    """The grid that the arguments span; what no model has is refused before anything runs."""
+def _export(table, arguments: argparse.Namespace) -> None:
+    """Write the small copy, which knows how it was made."""
+    import hashlib
+    import platform
+    from importlib.metadata import version
+
     from lipcore import models
-    from lipcore.sweep import grid
+    from lipcore.sweep import export
     from lipcore.texts import load_text
 
-    for text in arguments.text:
-        load_text(text)
+    source = f"--plan {arguments.plan}" if arguments.plan else "--n " + " ".join(map(str, arguments.n))
+    weights = {row["name"]: row["sha256"] for row in models.available() if row["name"] in set(table["model"])}
+    versions = {name: version(name) for name in ("torch", "transformers", "numpy", "pandas")}
+    export(
+        table,
+        arguments.export,
+        command=f"lipcore sweep {source} --folder {arguments.folder} --export {arguments.export}",
+        versions={"lipcore": lipcore.__version__, "python": platform.python_version()} | versions,
+        weights=weights,
+        texts={name: hashlib.sha256(load_text(name).encode()).hexdigest() for name in table["text"].unique()},
+    )
+
+
+def _sweep_cells(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> list:
+    """The cells that the arguments span; what no model has is refused before anything runs."""
+    from lipcore.sweep import read_plan
+
+    if arguments.plan:
+        for name in ("model", "layer", "head", "text", "count", "tol", "dtype", "local"):
+            if getattr(arguments, name) != parser.get_default(name):
+                raise _BadInput(f"--{name}: expected in the plan, not beside --plan")
+        cells = read_plan(arguments.plan)
+    else:
+        cells = _spanned(arguments)
+    _check_cells(cells)
+    return cells
+
+
+def _spanned(arguments: argparse.Namespace) -> list:
+    """Every combination of the options."""
+    from lipcore import models
+    from lipcore.sweep import grid
+
     cells = []
     for name in arguments.model:
         model = models.load(name)
-        layers = range(model.n_layers) if arguments.layer is None else arguments.layer
-        for layer in layers:
-            attention = model.attention(layer)
-            for head in arguments.head or []:
-                attention.head(head)
-        for n in arguments.n:
-            model.check_length(n)
         cells += grid(
             models=[name],
-            layers=layers,
+            layers=range(model.n_layers) if arguments.layer is None else arguments.layer,
             lengths=arguments.n,
-            heads=arguments.head or [None],
+            heads=range(model.heads) if arguments.head == ["all"] else arguments.head or [None],
             texts=arguments.text,
             count=arguments.count,
             tol=arguments.tol,
@@ -428,6 +466,23 @@ def _sweep_cells(arguments: argparse.Namespace) -> list:
             local=arguments.local,
         )
     return cells
+
+
+def _check_cells(cells: list) -> None:
+    """Refuse a text, layer, head or length that cannot be had."""
+    from lipcore import models
+    from lipcore.texts import load_text
+
+    for text in dict.fromkeys(cell.text for cell in cells):
+        load_text(text)
+    for name in dict.fromkeys(cell.model for cell in cells):
+        model, own = models.load(name), [cell for cell in cells if cell.model == name]
+        for layer in {cell.layer for cell in own}:
+            attention = model.attention(layer)
+            for head in {cell.head for cell in own if cell.layer == layer} - {None}:
+                attention.head(head)
+        for n in {cell.n for cell in own}:
+            model.check_length(n)
 
 
 # --- fetch ------------------------------------------------------------------------------------------------------------

@@ -17,7 +17,17 @@ from lipcore.models.sources import hub_is_off, probe_hub
 if TYPE_CHECKING:
     from lipcore.models import LanguageModel
 
-NAMES = ("pydoc", "alice", "ag_news")
+NAMES = ("pydoc", "licences", "alice", "ag_news")
+
+# Where the text "licences" comes from: package and file, one long licence or more in each.
+_LICENCES = (
+    ("hypothesis", "LICENSE.txt"),  # Mozilla Public License 2.0
+    ("transformers", "LICENSE"),  # Apache License 2.0
+    ("typing_extensions", "LICENSE"),  # Python's own, with its history
+    ("docutils", "COPYING.txt"),
+    ("sympy", "LICENSE"),
+    ("distlib", "LICENSE.txt"),
+)
 
 
 def load_text(name: str | os.PathLike) -> str:
@@ -27,8 +37,9 @@ def load_text(name: str | os.PathLike) -> str:
     ----------
     name : str or path
         ``"pydoc"``: the manual of the Python language, from the standard library (no download; its wording follows the
-        version of Python); ``"alice"``: *Alice in Wonderland*, through NLTK; ``"ag_news"``: the news of AG_NEWS,
-        through Hugging Face's ``datasets``; or a file.
+        version of Python); ``"licences"``: legal English, the licences of six packages that the book's environment has
+        (no download); ``"alice"``: *Alice in Wonderland*, through NLTK; ``"ag_news"``: the news of AG_NEWS, through
+        Hugging Face's ``datasets``; or a file.
 
     Returns
     -------
@@ -40,14 +51,14 @@ def load_text(name: str | os.PathLike) -> str:
     ValueError
         For an unknown name, or a file that is empty or not text.
     ImportError, ConnectionError
-        If NLTK or ``datasets`` is not installed, or cannot reach its data.
+        If a package that brings the text is not installed, or cannot reach its data.
 
     Examples
     --------
     >>> load_text("pydoc").splitlines()[0]
     'Assert statements are a convenient way to insert debugging assertions into a program:'
     """
-    readers = {"pydoc": _pydoc, "alice": _alice, "ag_news": _ag_news}
+    readers = {"pydoc": _pydoc, "licences": _licences, "alice": _alice, "ag_news": _ag_news}
     if str(name) in readers:
         return readers[str(name)]()
     path = Path(name).expanduser()
@@ -145,11 +156,41 @@ def _pydoc() -> str:
     return "\n".join(dict.fromkeys(filter(_is_english, _join_paragraphs(manual).splitlines())))
 
 
+def _licences() -> str:
+    """The paragraphs and clauses of the licences that are running English, each once."""
+    paragraphs = []
+    for package, file in _LICENCES:
+        raw = re.sub(r"(?m)^[ \t]*(?:#+|//|\*)?[ \t]*", "", _licence(package, file))  # marks of comments and lists
+        paragraphs += filter(_is_clause, _join_paragraphs(raw).splitlines())
+    return "\n".join(dict.fromkeys(paragraphs))
+
+
+def _licence(package: str, file: str) -> str:
+    from importlib import metadata
+
+    try:
+        found = [path for path in metadata.files(package) or [] if path.name == file and ".dist-info" in path.parts[0]]
+    except metadata.PackageNotFoundError as error:
+        raise ImportError(f"text 'licences' needs {package}: pip install {package} (or pass a text file)") from error
+    if not found:
+        raise ImportError(f"text 'licences' needs the file {file} of {package}, which this installation lacks")
+    return found[0].locate().read_text(encoding="utf-8")
+
+
 def _is_english(paragraph: str) -> bool:
     """Whether it reads as a sentence: starts and ends like one, and is mostly made of words."""
+    return paragraph[0].isupper() and paragraph[-1] in ".:" and _is_words(paragraph)
+
+
+def _is_clause(paragraph: str) -> bool:
+    """Whether it reads as a paragraph or a numbered clause of a contract."""
+    return paragraph[-1] in ".:;" and _is_words(paragraph)
+
+
+def _is_words(paragraph: str) -> bool:
     words = paragraph.split()
     plain = sum(re.fullmatch(r"[(\"“]?[A-Za-z][a-z'’-]*[.,;:)\"”]*", word) is not None for word in words)
-    return len(words) >= 8 and words[0][0].isupper() and paragraph[-1] in ".:" and plain >= 0.8 * len(words)
+    return len(words) >= 8 and plain >= 0.8 * len(words)
 
 
 def _alice() -> str:

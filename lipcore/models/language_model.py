@@ -122,9 +122,13 @@ class LanguageModel:
         """
         return self._run([self._check_layer(layer)], self._check_ids(token_ids))[0]
 
-    def all_hidden_states(self, token_ids: Tensor) -> list[Tensor]:
-        """:meth:`hidden_states` of every layer, from one run: ``n_layers`` tensors of shape (batch, n, d)."""
-        return self._run(range(self.n_layers), self._check_ids(token_ids))
+    def all_hidden_states(self, token_ids: Tensor, *, up_to: int | None = None) -> list[Tensor]:
+        """:meth:`hidden_states` of every layer, from one run: ``n_layers`` tensors of shape (batch, n, d).
+
+        With ``up_to``, of the layers from 0 to that one: the run ends there.
+        """
+        last = self.n_layers - 1 if up_to is None else self._check_layer(up_to)
+        return self._run(range(last + 1), self._check_ids(token_ids))
 
     @torch.no_grad()
     def _run(self, layers: Sequence[int], token_ids: Tensor) -> list[Tensor]:

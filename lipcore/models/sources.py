@@ -143,6 +143,37 @@ def available() -> list[dict[str, object]]:
     ]  # fmt: skip
 
 
+def provenance() -> list[dict[str, object]]:
+    """Which models can run on this computer now, from which weights: looked up, nothing downloaded, no hub asked.
+
+    Returns
+    -------
+    list of dict
+        One row a model of :func:`available`: ``name``, ``what``, ``weights`` (where they come from), ``sha256`` (worked
+        out from the file that is here; empty if there is none, or nothing to download), ``runs``, and ``why`` not.
+
+    Examples
+    --------
+    >>> rows = {row["name"]: row for row in provenance()}
+    >>> rows["gpt2-random"]["runs"], rows["gpt2-random"]["weights"]
+    (True, 'drawn at random from the config')
+    """
+    return [_provenance(source) for source in SOURCES.values()]
+
+
+def _provenance(source: ModelSource) -> dict[str, object]:
+    file = cache_dir() / source.name / source.weights
+    found = sha256_of(file) if source.files and _is_cached(source) else ""
+    if found == source.sha256:  # both empty: nothing to download
+        why = ""
+    elif found:
+        why = "the file on this computer is not the published one"
+    else:
+        why = f"weights not on this computer, they come from: {source.origin}"
+    return {"name": source.name, "what": source.what, "weights": source.origin, "sha256": found, "runs": not why,
+            "why": why}  # fmt: skip
+
+
 def cache_dir() -> Path:
     """Folder of the downloaded weights: the environment variable ``LIPCORE_CACHE``, else ``~/.cache/lipcore``."""
     return Path(os.environ.get("LIPCORE_CACHE") or Path.home() / ".cache" / "lipcore").expanduser()

