@@ -58,8 +58,13 @@ def layer_constants(
     attentions = [model.attention(layer) for layer in layers]
     columns = []
     for n in lengths:
-        entering = model.all_hidden_states(sequences(model, ids, n, count, start=start))
-        found = [local_lipschitz(f, entering[layer], tol=tol) for layer, f in zip(layers, attentions, strict=True)]
+        pieces = sequences(model, ids, n, count, start=start)
+        if len(layers) == 1:  # nothing above is needed
+            entering = [model.hidden_states(layers[0], pieces)]
+        else:
+            every = model.all_hidden_states(pieces)
+            entering = [every[layer] for layer in layers]
+        found = [local_lipschitz(f, X, tol=tol) for f, X in zip(attentions, entering, strict=True)]
         if not all(bool(one.converged.all()) for one in found):
             raise RuntimeError(f"tol: expected every constant at n={n} to converge to {tol:g}, some did not")
         columns.append([one.value.tolist() for one in found])
