@@ -84,3 +84,5 @@ def test_listeners_bracket_the_norm():
     assert (square <= norm + 1e-12).all()
     assert (norm <= mean.sqrt() + 1e-12).all()
     assert (norm - square).min() < 0.1  # neither side is idle
+    half = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.0, 0.5, 0.5]])  # the first column: ½ on average
+    assert [part.item() for part in listeners(half)] == pytest.approx([0.5, (1.25 / 3) ** 0.5])

@@ -41,7 +41,8 @@ def test_cosine_attention(randn):
     torch.testing.assert_close(cosine_attention_map(X, Q, K, V, temperature=3.0), mixed @ V.mT)
     near = cosine_attention_map(X, Q, K, V, temperature=3.0, epsilon=1e-6)
     torch.testing.assert_close(near, mixed @ V.mT, rtol=1e-8, atol=1e-8)
-    assert (cosine_attention_map(X, Q, K, V, epsilon=10.0) - mixed @ V.mT).abs().max() > 1e-2
+    flat = cosine_attention_map(X, Q, K, V, temperature=3.0, epsilon=1e6)  # lengths drowned: equal weights
+    torch.testing.assert_close(flat, (X.mean(0) @ V.mT).expand(5, -1), rtol=0, atol=1e-8)
 
 
 def test_batches_agree_with_single_inputs(randn):
