@@ -393,6 +393,8 @@ def _sweep(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> st
     from lipcore.sweep import sweep
 
     workers = check_count("workers", arguments.workers)
+    if arguments.export and not os.path.isdir(os.path.dirname(arguments.export) or "."):
+        raise _BadInput(f"--export: expected a file in a folder that exists, got {arguments.export}")
     cells, progress = _sweep_cells(parser, arguments), not arguments.quiet
     try:
         if workers == 1:

@@ -10,8 +10,8 @@ import json
 import math
 import os
 import sys
-import tempfile
 import time
+import uuid
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor, Future, as_completed
 from dataclasses import asdict, dataclass
@@ -485,13 +485,12 @@ def _save(rows: list[dict] | pd.DataFrame, seconds: float, path: Path) -> None:
 
 def _write(table: pd.DataFrame, path: Path, **options) -> None:
     """Write a table whole or not at all: a killed run leaves no half-written file."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    os.close(handle)
+    temporary = path.with_name(f"{path.stem}-{uuid.uuid4().hex}.part")
     try:
         table.to_parquet(temporary, index=False, **options)
         os.replace(temporary, path)
     finally:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def _remove_stale(store: Path) -> None:

@@ -169,7 +169,7 @@ def _provenance(source: ModelSource) -> dict[str, object]:
     elif found:
         why = "the file on this computer is not the published one"
     else:
-        why = f"weights not on this computer, they come from: {source.origin}"
+        why = "the weights are not on this computer"
     return {"name": source.name, "what": source.what, "weights": source.origin, "sha256": found, "runs": not why,
             "why": why}  # fmt: skip
 

@@ -480,6 +480,7 @@ def test_sweep_refuses_a_plan_beyond_the_model(plan, capsys, tmp_path):
         (["--n", "400"], "n"),
         (["--count", "99"], "text"),
         (["--workers", "0"], "workers"),
+        (["--export", "no-such-folder/small.parquet"], "--export"),
         (["--text", "no-such-file.txt"], "text"),
         (["--model", "bert-enormous"], "bert-enormous"),
     ],

@@ -682,7 +682,8 @@ class TestRegistry:
         rows = {row["name"]: row for row in provenance()}
         assert list(rows) == list(sources.SOURCES)
         assert {name for name, row in rows.items() if row["runs"]} == {"bert-random", "gpt2-random"}
-        assert rows["gpt2"]["sha256"] == "" and "hub openai-community/gpt2" in rows["gpt2"]["why"]
+        assert rows["gpt2"]["sha256"] == "" and rows["gpt2"]["why"] == "the weights are not on this computer"
+        assert rows["gpt2"]["weights"] == "hub openai-community/gpt2"
         assert not left_in_cache()
 
     def test_provenance_hashes_the_file_that_is_here(self, offline, tiny_source):
