@@ -14,7 +14,7 @@ from torch import Tensor
 from lipcore._checks import check_count, check_number, check_real_tensor, check_square
 from lipcore._progress import bar
 from lipcore.attention import Attention
-from lipcore.bounds.gap import score_gap
+from lipcore.bounds.gap import eigen_gamma, score_gap
 from lipcore.spectral import spectral_norm
 
 #: Relative distance by which a token may stand off the set that it claims to lie in.
@@ -74,6 +74,125 @@ def worst_case_inputs(A: Tensor, n: int, radius: float, *, causal: bool = False)
     pair, count = divmod(int(values.argmax()), values.shape[1])
     repeated = torch.where(torch.arange(n, device=A.device)[:, None] < copies[count].item(), first[pair], others[pair])
     return (radius * repeated).to(A.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Crowd:
+    """A leader and its crowd, for one head.
+
+    Attributes
+    ----------
+    X : Tensor, shape (n, d)
+        The leader first, then n − 1 equal tokens.
+    lead : float
+        By how much the crowd's score for the leader exceeds its score for itself.
+    lower : float
+        Lower bound of the local constant at X: what the leader alone can move.
+    """
+
+    X: Tensor
+    lead: float
+    lower: float
+
+
+def leader_and_crowd(head: Attention, n: int, radius: float) -> Crowd:
+    r"""One token that all the others look at, for a head with or without biases and causal mask (this book).
+
+    The crowd stands at :math:`x_2 = Ru`, u the maximiser of the score gap of A, the leader at :math:`x_1 = Ry/\|y\|`
+    with :math:`y = Ax_2 + c`, the direction in which the crowd's query pulls. With :math:`z = x_1 - x_2`,
+    :math:`w_i = 1/(1 + m_i e^{-y\cdot z})`, and :math:`m_i = n - 1`, or i − 1 with a causal mask,
+
+    .. math:: \|D_Xf\|_2 \ge \max_{\|\varepsilon\|=1} \Big( \sum_{i\ge2} w_i^2
+        \big\| V(I + (1-w_i)\,zy^\top)\varepsilon \big\|^2 \Big)^{1/2}.
+
+    Parameters
+    ----------
+    head : Attention
+        With one head. With rotary positions the tokens are those for equal positions, and ``lower`` is no bound.
+    n : int
+    radius : float
+
+    Returns
+    -------
+    Crowd
+
+    Raises
+    ------
+    ValueError, TypeError
+        If there are several heads, other masks than the causal one, n < 2, or the radius is not positive.
+
+    Examples
+    --------
+    >>> import torch
+    >>> found = leader_and_crowd(Attention.from_matrices(-torch.eye(2), torch.eye(2)), n=50, radius=4.0)
+    >>> round(found.lead, 3), round(found.lower, 3)  # the lead is 2γR²; all the weight is on the leader: √49
+    (32.0, 7.0)
+    """
+    if head.heads != 1 or head.mask is not None or head.log_weights is not None:
+        raise ValueError("head: expected one head, without other masks or weights than the causal mask")
+    n, radius = check_count("n", n, minimum=2), check_number("radius", radius, minimum=0, strict=True)
+    basis = _score_basis(head.query[0], head.key[0])
+    A, c = basis.mT @ head.score_matrices()[0] @ basis, head.score_offsets()[0]
+    x2 = radius * (basis @ score_gap(A)[1].to(A))
+    y = basis @ (A @ (basis.mT @ x2)) + c
+    if not bool(y.norm() > 0):
+        raise ValueError("head: expected scores that depend on the key, all of the crowd's are equal")
+    z = radius * y / y.norm() - x2
+    lead = y @ z
+    others = torch.arange(1, n, device=y.device) if head.causal else torch.full((n - 1,), n - 1, device=y.device)
+    lower = _leader_response(_reduced_value(head), y, z, torch.sigmoid(lead - others.to(y).log()))
+    return Crowd(torch.cat([(x2 + z)[None], x2.expand(n - 1, -1)]), lead.item(), lower.item())
+
+
+def eigenvector_pair(query: Tensor, key: Tensor, radius: float) -> tuple[Tensor, Tensor]:
+    r"""(x_1, x_2) of the published construction for one head (Castin, Ablin & Peyré 2024; theory §3).
+
+    An eigenvector u of :math:`A = K^\top Q/\sqrt k` for the real eigenvalue that counts: (−Ru, Ru) if it is negative,
+    (Ru, Ru/2) if positive.
+
+    Parameters
+    ----------
+    query, key : Tensor, shape (k, d)
+    radius : float
+
+    Returns
+    -------
+    x_1, x_2 : Tensor, shape (d,)
+
+    Examples
+    --------
+    >>> import torch
+    >>> eigenvector_pair(torch.eye(1), -torch.eye(1), 2.0)[0].abs()
+    tensor([2.])
+    """
+    for name, matrix in (("query", query), ("key", key)):
+        check_real_tensor(name, matrix, ndim=2)
+    radius = check_number("radius", radius, minimum=0)
+    basis = _score_basis(query, key)
+    A = (key @ basis).mT @ (query @ basis) / math.sqrt(len(query))
+    u = eigen_gamma(A)[1].to(A)
+    x = radius * (basis @ u)
+    return (-x, x) if u @ A @ u < 0 else (x, x / 2)
+
+
+def _score_basis(query: Tensor, key: Tensor) -> Tensor:
+    """Orthonormal basis (d, ≤ 2k) of the span of the rows of Q and K, where everything about the scores happens."""
+    return torch.linalg.qr(torch.cat([query, key]).mT)[0]
+
+
+def _reduced_value(head: Attention) -> Tensor:
+    """V, or a matrix with the norms of W V and few rows."""
+    return head.value[0] if head.output is None else torch.linalg.qr(head.output, mode="r")[1] @ head.value[0]
+
+
+def _leader_response(V: Tensor, y: Tensor, z: Tensor, w: Tensor) -> Tensor:
+    """Largest √Σ_i w_i² ‖V(I + (1−w_i) z yᵀ) ε‖² over unit ε: an eigenvalue in the span of V's rows and y."""
+    B = torch.linalg.qr(torch.cat([V, y[None]]).mT)[0]
+    s0, s1, s2 = ((w.square() * (1 - w) ** power).sum() for power in range(3))
+    VB, yB, Vz = V @ B, y @ B, V @ z
+    cross = torch.outer(Vz @ VB, yB)
+    form = s0 * VB.mT @ VB + s1 * (cross + cross.mT) + s2 * (Vz @ Vz) * torch.outer(yB, yB)
+    return torch.linalg.eigvalsh(form)[-1].clamp(min=0).sqrt()
 
 
 def _candidate_pairs(A: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -92,6 +92,68 @@ def fit_exponent(
     low, high = np.quantile(draws @ slope_of, [(1 - confidence) / 2, (1 + confidence) / 2])
     # rounding may leave the point a hair outside an interval without width
     return PowerFit(exponent, min(float(low), exponent), max(float(high), exponent), float(np.exp(level)), confidence)
+
+
+def refine_exponent(
+    n: Sequence[float],
+    values: Sequence,
+    draw: Callable[[int, int, int], Sequence[float]],
+    *,
+    width: float = 0.1,
+    most: int = 40,
+    **options,
+) -> tuple[PowerFit, list[np.ndarray]]:
+    """Fit an exponent, and draw more values at every length while its interval is wider than asked.
+
+    Each round doubles the number of values. Whether to go on depends on the width of the interval alone, not on where
+    it lies.
+
+    Parameters
+    ----------
+    n : sequence of int, length m
+    values : m sequences of positive values
+        Those there are already, as many at each length.
+    draw : callable
+        ``draw(n, first, count)`` returns the values number first, …, first + count − 1 at length n.
+    width : float
+        Width of the interval that is narrow enough.
+    most : int
+        Values a length after which to stop in any case.
+    **options
+        As in :func:`fit_exponent`.
+
+    Returns
+    -------
+    fit : PowerFit
+    values : list of arrays
+        All values, those given first.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As :func:`fit_exponent`; also if lengths have different numbers of values.
+
+    Examples
+    --------
+    >>> noise = np.random.default_rng(0)
+    >>> wide = [np.exp(noise.normal(size=4)) for n in (4, 16, 64)]
+    >>> more = lambda n, first, count: np.exp(noise.normal(size=count))
+    >>> fit, values = refine_exponent([4, 16, 64], wide, more, most=30)
+    >>> [len(sample) for sample in values]
+    [30, 30, 30]
+    """
+    check_number("width", width, minimum=0, strict=True)
+    check_count("most", most)
+    values = [np.asarray(sample, dtype=float).reshape(-1) for sample in values]
+    if len({len(sample) for sample in values}) > 1:
+        raise ValueError(f"values: expected as many at each length, got {[len(sample) for sample in values]}")
+    while True:
+        fit, have = fit_exponent(n, values, **options), len(values[0])
+        if fit.high - fit.low <= width or have >= most:
+            return fit, values
+        more = min(have, most - have)
+        drawn = [np.asarray(draw(length, have, more), dtype=float).reshape(-1) for length in n]
+        values = [np.concatenate(pair) for pair in zip(values, drawn, strict=True)]
 
 
 def _line(log_n: np.ndarray, slope_of: np.ndarray, logs: list[np.ndarray]) -> tuple[float, float]:

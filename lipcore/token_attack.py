@@ -1,12 +1,13 @@
 r"""Attacks in token space: sequences of real tokens on which a layer's attention is as rough as can be found.
 
-Perturbing embeddings freely is not what a user can do; choosing words is. The search changes one token at a time,
-proposed by the gradient of :math:`\sigma_{\max}` and judged by exact evaluation.
+Perturbing embeddings freely is not what a user can do; choosing words is. The search puts a token at one position or
+at a few at once, proposed by the gradient of :math:`\sigma_{\max}` and judged by exact evaluation.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -122,16 +123,19 @@ def guided_search(
     ids: Tensor,
     *,
     evaluations: int,
-    batch: int = 32,
-    per_position: int | None = None,
+    batch: int = 16,
+    copies: Sequence[int] = (1, 2, 4),
+    per_position: int = 4,
     allowed: Tensor | None = None,
     generator: torch.Generator | None = None,
     progress: bool = True,
 ) -> TokenAttack:
-    """Greedy coordinate search: single exchanges that the gradient favours, each evaluated exactly.
+    """Greedy coordinate search: exchanges that the gradient favours, each evaluated exactly.
 
-    Every round takes ``batch`` exchanges that were not tried since the last change, the best by :func:`token_scores`,
-    or drawn from the best few of every position; the best of them is made if it raises the constant.
+    An exchange puts one token at c positions, with c drawn from ``copies``. For c = 1 it is drawn from the best
+    ``per_position`` tokens of every position by :func:`token_scores`; for larger c from as many tokens, those whose
+    best c positions promise most together. Every round takes ``batch`` exchanges that were not tried since the last
+    change; the best of them is made if it raises the constant.
 
     Parameters
     ----------
@@ -143,8 +147,10 @@ def guided_search(
         Exact evaluations in all, the start included.
     batch : int
         Exchanges evaluated together.
-    per_position : int, optional
-        Draw from so many tokens of every position; more variety, where first order is a poor guide.
+    copies : sequence of int
+        At how many positions the new token may be put at once; ``(1,)`` is coordinate search proper.
+    per_position : int
+        How many tokens a position may choose from: more variety, where first order is a poor guide.
     allowed : Tensor of bool, shape (vocabulary,), optional
         Tokens that may be put in; all if left out.
     generator : torch.Generator, optional
@@ -158,23 +164,20 @@ def guided_search(
     Raises
     ------
     ValueError, TypeError, IndexError
-        If the ids, the layer, or ``allowed`` do not fit the model.
+        If the ids, the layer, ``copies`` or ``allowed`` do not fit the model.
     """
-    allowed = _check_allowed(model, allowed)
+    allowed, per_position = _check_allowed(model, allowed), check_count("per_position", per_position)
+    copies = _check_copies(copies, ids)
 
-    def propose(search: _Search, count: int) -> Tensor:
-        if search.scores is None:
-            search.scores = token_scores(model, layer, search.ids).masked_fill(~allowed, -torch.inf)
-            search.scores[torch.arange(len(search.ids)), search.ids] = -torch.inf
-        if per_position is None:
-            pick = search.scores.flatten().topk(count).indices
-        else:
-            best = search.scores.topk(min(per_position, model.vocab_size), dim=1).indices
-            best = (torch.arange(len(best))[:, None] * model.vocab_size + best).flatten()
-            pick = best[torch.randperm(len(best), generator=search.generator)[:count]]
-        pick = pick[search.scores.view(-1)[pick] > -torch.inf]
-        search.scores.view(-1)[pick] = -torch.inf  # not again before the sequence changes
-        return pick
+    def propose(search: _Search, count: int) -> list[_Exchange]:
+        if search.pools is None:
+            scores = token_scores(model, layer, search.ids).masked_fill(~allowed, -torch.inf)
+            scores[torch.arange(len(search.ids)), search.ids] = -torch.inf
+            search.pools = [_pool(scores, c, per_position, search.generator) for c in copies]
+        found: list[_Exchange] = []
+        while len(found) < count and (pools := [pool for pool in search.pools if pool]):
+            found.append(pools[_draw(len(pools), search.generator)].pop())
+        return found
 
     return _search(model, layer, ids, propose, evaluations, batch, generator, progress)
 
@@ -185,28 +188,32 @@ def random_search(
     ids: Tensor,
     *,
     evaluations: int,
-    batch: int = 32,
+    batch: int = 16,
+    copies: Sequence[int] = (1, 2, 4),
     allowed: Tensor | None = None,
     generator: torch.Generator | None = None,
     progress: bool = True,
 ) -> TokenAttack:
-    """Search as :func:`guided_search`, with exchanges drawn uniformly among all positions and tokens.
+    """Search as :func:`guided_search`, with positions and tokens of the exchanges drawn uniformly.
 
     Parameters
     ----------
-    model, layer, ids, evaluations, batch, allowed, generator, progress
+    model, layer, ids, evaluations, batch, copies, allowed, generator, progress
         As in :func:`guided_search`.
 
     Returns
     -------
     TokenAttack
     """
-    tokens = _check_allowed(model, allowed).nonzero()[:, 0]
+    tokens, copies = _check_allowed(model, allowed).nonzero()[:, 0], _check_copies(copies, ids)
 
-    def propose(search: _Search, count: int) -> Tensor:
-        position = torch.randint(len(search.ids), (count,), generator=search.generator)
-        token = tokens[torch.randint(len(tokens), (count,), generator=search.generator)]
-        return position * model.vocab_size + token
+    def propose(search: _Search, count: int) -> list[_Exchange]:
+        drawn = []
+        for _ in range(count):
+            places = torch.randperm(len(search.ids), generator=search.generator)
+            places = places[: copies[_draw(len(copies), search.generator)]]
+            drawn.append((places, int(tokens[_draw(len(tokens), search.generator)])))
+        return drawn
 
     return _search(model, layer, ids, propose, evaluations, batch, generator, progress)
 
@@ -221,13 +228,37 @@ class _Reached(Exception):
     """Raised inside the running model once the layer's input is there."""
 
 
+#: A token put at some positions: (positions, token).
+_Exchange = tuple[Tensor, int]
+
+
 @dataclass
 class _Search:
-    """Where a search stands; ``scores`` belong to the present ids."""
+    """Where a search stands; ``pools`` hold what is left to try at the present ids, a pool for each count of copies."""
 
     ids: Tensor
     generator: torch.Generator
-    scores: Tensor | None = None
+    pools: list[list[_Exchange]] | None = None
+
+
+def _pool(scores: Tensor, copies: int, per_position: int, generator: torch.Generator) -> list[_Exchange]:
+    """The exchanges with ``copies`` copies that promise most, in random order; scores −∞ are left out."""
+    n, vocabulary = scores.shape
+    if copies == 1:
+        best = scores.topk(min(per_position, vocabulary), dim=1)
+        pairs = [
+            (place, int(token)) for place in range(n) for token in best.indices[place][best.values[place].isfinite()]
+        ]
+        found = [(torch.tensor([place]), token) for place, token in pairs]
+    else:
+        top = scores.topk(copies, dim=0)  # the best places of each token
+        best = top.values.sum(0).topk(min(n * per_position, vocabulary))
+        found = [(top.indices[:, token], int(token)) for token in best.indices[best.values.isfinite()]]
+    return [found[k] for k in torch.randperm(len(found), generator=generator).tolist()]
+
+
+def _draw(count: int, generator: torch.Generator) -> int:
+    return int(torch.randint(count, (), generator=generator))
 
 
 def _search(model, layer, ids, propose, evaluations, batch, generator, progress) -> TokenAttack:
@@ -238,22 +269,30 @@ def _search(model, layer, ids, propose, evaluations, batch, generator, progress)
     with bar(total=evaluations, show=progress, desc="token attack", leave=False) as ticks:
         ticks.update(1)
         while len(history) < evaluations:
-            pairs = propose(search, min(batch, evaluations - len(history)))
-            if len(pairs) == 0:  # no exchange is left
+            exchanges = propose(search, min(batch, evaluations - len(history)))
+            if not exchanges:  # none is left
                 history += history[-1:] * (evaluations - len(history))
                 break
-            position, token = pairs // model.vocab_size, pairs % model.vocab_size
-            candidates = search.ids.repeat(len(pairs), 1)
-            candidates[torch.arange(len(pairs)), position] = token
+            candidates = search.ids.repeat(len(exchanges), 1)
+            for candidate, (places, token) in zip(candidates, exchanges, strict=True):
+                candidate[places] = token
             values = evaluate(model, layer, candidates, f)
             best = int(values.argmax())
             if values[best] > history[-1]:
-                search.ids, search.scores = candidates[best], None
+                search.ids, search.pools = candidates[best], None
             for value in values.tolist():
                 history.append(max(history[-1], value))
-            for _ in pairs:
+            for _ in exchanges:
                 ticks.update()
     return TokenAttack(search.ids, history[-1], torch.tensor(history, dtype=torch.float64))
+
+
+def _check_copies(copies: Sequence[int], ids: Tensor) -> list[int]:
+    """As a list without counts that exceed the sequence (one copy always fits)."""
+    checked = [check_count("copies", c) for c in copies]
+    if not checked:
+        raise ValueError("copies: expected at least one count, got none")
+    return [c for c in checked if c <= ids.shape[-1]] or [1]
 
 
 def _check_sequence(model: LanguageModel, ids: Tensor) -> Tensor:

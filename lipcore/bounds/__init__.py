@@ -22,7 +22,7 @@ from lipcore.bounds.gap import (
     unified_upper_rate,
 )
 from lipcore.bounds.layer import layer_upper, score_reach
-from lipcore.bounds.local import local_upper, nonnegative_norm_upper
+from lipcore.bounds.local import local_terms, local_upper, nonnegative_norm_upper
 from lipcore.bounds.lower import adversarial_lower, masked_lower, refined_lower
 from lipcore.bounds.rivals import (
     castin2024_released_compute_bound,
@@ -54,6 +54,7 @@ __all__ = [
     "kim2021_l2_upper_restated",
     "layer_norm_radius",
     "layer_upper",
+    "local_terms",
     "local_upper",
     "masked_lower",
     "masked_upper",

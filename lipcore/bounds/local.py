@@ -47,18 +47,58 @@ def local_upper(attention: Attention, X: Tensor) -> Tensor:
     return torch.stack([_local_upper_one(attention, tokens) for tokens in flat]).reshape(X.shape[:-2])
 
 
+def local_terms(attention: Attention, X: Tensor) -> Tensor:
+    r"""The three terms of the local bound, head by head: mixing, own query, others' keys (this book; theory §4).
+
+    Those of :func:`local_upper` with :math:`W_h` taken into :math:`V_h` where there is an output projection; the bound
+    of a layer is at most their sum over heads and terms.
+
+    Parameters
+    ----------
+    attention : Attention
+    X : Tensor, shape (…, n, d)
+
+    Returns
+    -------
+    Tensor, shape (…, heads, 3)
+
+    Raises
+    ------
+    ValueError, TypeError
+        If X does not fit the attention.
+
+    Examples
+    --------
+    >>> import torch
+    >>> f = Attention.from_matrices(torch.zeros(2, 2), 3 * torch.eye(2))
+    >>> local_terms(f, torch.randn(4, 2)).round(decimals=4).abs()
+    tensor([[3., 0., 0.]])
+    """
+    attention.check_input(X)
+    flat = X.flatten(0, -3) if X.ndim > 2 else X[None]
+    W, left = attention.output, None
+    if W is not None:
+        left = _square_root(W.unflatten(1, (attention.heads, -1)).movedim(1, 0))
+    parts = torch.stack([_head_terms(attention, tokens).parts(left) for tokens in flat])
+    return parts.reshape(*X.shape[:-2], attention.heads, 3)
+
+
 def _local_upper_one(attention: Attention, X: Tensor) -> Tensor:
     """The local form at one sequence X, shape (n, d)."""
-    queries, keys, values = attention.project(X)  # (heads, n, k), …
-    check_scores(queries, keys)
-    P = attention.row_weights(queries, keys, slice(0, X.shape[0]))  # (heads, n, n)
-    terms = _HeadTerms(attention, P, queries, keys, values)
+    terms = _head_terms(attention, X)
     concatenated = terms.bounds(None).square().sum(-1).sqrt()
     if attention.output is None:
         return concatenated
     W = attention.output
     blocks = W.unflatten(1, (attention.heads, -1)).movedim(1, 0)  # (heads, q, p)
     return torch.minimum(torch.linalg.matrix_norm(W, 2) * concatenated, terms.bounds(_square_root(blocks)).sum(-1))
+
+
+def _head_terms(attention: Attention, X: Tensor) -> _HeadTerms:
+    queries, keys, values = attention.project(X)  # (heads, n, k), …
+    check_scores(queries, keys)
+    P = attention.row_weights(queries, keys, slice(0, X.shape[0]))  # (heads, n, n)
+    return _HeadTerms(attention, P, queries, keys, values)
 
 
 class _HeadTerms:
@@ -82,11 +122,15 @@ class _HeadTerms:
 
     def bounds(self, left: Tensor | None) -> Tensor:
         """One bound a head, shape (heads,), of the map ``left``·f_h."""
+        return self.parts(left).sum(-1)
+
+    def parts(self, left: Tensor | None) -> Tensor:
+        """The three terms of each head's bound, shape (heads, 3)."""
         own, cov, V = self.own, self.cov_vv, self.attention.value
         if left is not None:
             own, cov, V = left[:, None] @ own, left[:, None] @ cov @ left[:, None].mT, left @ V
         mixing = torch.linalg.matrix_norm(V, 2) * self.norm_p
-        return mixing + _largest_norm(own) + (_largest_norm(cov) * self.seen_norm).sqrt()
+        return torch.stack([mixing, _largest_norm(own), (_largest_norm(cov) * self.seen_norm).sqrt()], dim=-1)
 
 
 def _outer(a: Tensor, b: Tensor) -> Tensor:

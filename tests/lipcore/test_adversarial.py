@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lipcore import Attention, bounds, local_lipschitz
-from lipcore.adversarial import ascend, worst_case_inputs
+from lipcore.adversarial import ascend, eigenvector_pair, leader_and_crowd, worst_case_inputs
 
 
 def _tensor(rows):
@@ -227,3 +227,63 @@ def test_ascent_refuses_bad_input(X, options, message):
     f = Attention.from_matrices(torch.eye(2), torch.eye(2))
     with pytest.raises(ValueError, match=message):
         ascend(f, X, progress=False, **options)
+
+
+def _trained_like(seed, causal, *, bias=True, output=True, d=7, k=2, p=3):
+    draw = torch.Generator().manual_seed(seed)
+    rand = lambda *shape: torch.randn(shape, generator=draw, dtype=torch.float64)  # noqa: E731
+    return Attention(query=rand(1, k, d), key=rand(1, k, d), value=rand(1, p, d), causal=causal,
+                     query_bias=rand(1, k) if bias else None, output=rand(d, p) if output else None)  # fmt: skip
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("radius", [0.3, 1.0, 4.0])
+@pytest.mark.parametrize("options", [{}, {"bias": False}, {"output": False}])
+def test_the_crowds_bound_holds_and_is_what_the_leader_moves(causal, radius, options):
+    for seed in range(3):
+        f = _trained_like(seed, causal, **options)
+        found = leader_and_crowd(f, 6, radius)
+        assert found.X.norm(dim=-1).max() <= radius * (1 + 1e-12)
+        dense = f.jacobian(found.X).dense().reshape(6, -1, 6, 7)
+        by_leader = torch.linalg.matrix_norm(dense[1:, :, 0].flatten(0, 1), 2).item()
+        assert found.lower == pytest.approx(by_leader, rel=1e-9)
+        scores = f.score_matrices()[0] @ found.X[1] + f.score_offsets()[0]
+        assert found.lead == pytest.approx((scores @ (found.X[0] - found.X[1])).item())
+
+
+def test_a_crowd_with_a_clear_leader_has_the_rate():
+    f = _trained_like(5, causal=False)
+    found = leader_and_crowd(f, 400, 30.0)
+    assert found.lead > math.log(400) + 10
+    assert found.lower == pytest.approx(
+        math.sqrt(399) * torch.linalg.matrix_norm(f.value_matrices()[0], 2).item(), rel=1e-6
+    )
+
+
+def test_the_crowd_refuses_what_is_no_single_head():
+    f = _trained_like(0, causal=False)
+    two = Attention(f.query.repeat(2, 1, 1), f.key.repeat(2, 1, 1), f.value.repeat(2, 1, 1))
+    with pytest.raises(ValueError, match="one head"):
+        leader_and_crowd(two, 5, 1.0)
+    with pytest.raises(ValueError, match="depend on the key"):
+        leader_and_crowd(Attention.from_matrices(torch.zeros(2, 2), torch.eye(2)), 5, 1.0)
+    with pytest.raises(ValueError, match="n:"):
+        leader_and_crowd(f, 1, 1.0)
+
+
+def test_published_pair_is_an_eigenvector_of_the_head():
+    draw = torch.Generator().manual_seed(1)
+    signs = set()
+    for _ in range(12):
+        query, key = (torch.randn(3, 6, generator=draw, dtype=torch.float64) for _ in range(2))
+        A = key.mT @ query / math.sqrt(3)
+        x1, x2 = eigenvector_pair(query, key, 2.0)
+        gamma = (x1 @ A @ x1 / (x1 @ x1)).item()
+        assert (A @ x1 - gamma * x1).norm() < 1e-9
+        assert x1.norm().item() == pytest.approx(2.0)
+        torch.testing.assert_close(x2, -x1 if gamma < 0 else x1 / 2)
+        signs.add(gamma < 0)
+        real = torch.linalg.eigvals(A)
+        real = real.real[real.imag.abs() < 1e-9]
+        assert max(-gamma, gamma / 8) == pytest.approx(max(-real.min().item(), real.max().item() / 8))
+    assert signs == {True, False}

@@ -7,6 +7,7 @@ import torch
 
 transformers = pytest.importorskip("transformers", reason="needs lipcore[models]")
 
+from lipcore import token_attack  # noqa: E402
 from lipcore.models import LanguageModel  # noqa: E402
 from lipcore.spectral import local_lipschitz  # noqa: E402
 from lipcore.token_attack import (  # noqa: E402
@@ -65,7 +66,7 @@ def test_scores_are_directional_derivatives_towards_each_token(model, layer):
         assert abs((up - down) / (2 * step) - scores[position, token]) < 0.05 * scores.abs().max()
 
 
-@pytest.mark.parametrize("options", [{}, {"per_position": 5}])
+@pytest.mark.parametrize("options", [{}, {"per_position": 5}, {"copies": (1,)}, {"copies": (3, 50)}])
 def test_guided_search_keeps_its_promises(model, options):
     allowed = torch.ones(60, dtype=torch.bool)
     allowed[:10] = False
@@ -76,6 +77,37 @@ def test_guided_search_keeps_its_promises(model, options):
     assert evaluate(model, 0, found.ids[None]).item() == pytest.approx(found.value, rel=1e-3)
     changed = found.ids[found.ids != IDS]
     assert (changed >= 10).all()
+
+
+@pytest.mark.parametrize("search", [guided_search, random_search])
+@pytest.mark.parametrize(("copies", "most"), [((1,), 1), ((3,), 3)])
+def test_one_round_puts_one_token_at_so_many_places(model, search, copies, most):
+    found = search(model, 0, IDS, evaluations=21, batch=20, copies=copies, progress=False)
+    assert found.value > found.history[0]
+    changed = found.ids[found.ids != IDS]
+    assert 1 <= len(changed) <= most
+    assert len(set(changed.tolist())) == 1
+
+
+def test_guided_proposals_are_the_promising_ones_and_none_is_tried_twice(model, monkeypatch):
+    """With one token a position and one copy, the round is exactly the best exchange of every position."""
+    tried = []
+
+    def watched(model, layer, ids, attention=None):
+        tried.append(ids.clone())
+        return torch.zeros(len(ids), dtype=torch.float64)  # nothing is an improvement
+
+    monkeypatch.setattr(token_attack, "evaluate", watched)
+    found = guided_search(model, 0, IDS, evaluations=30, batch=4, copies=(1,), per_position=1, progress=False)
+    rounds = torch.cat(tried[1:])
+    scores = token_scores(model, 0, IDS)
+    scores[torch.arange(6), IDS] = -torch.inf
+    expected = IDS.repeat(6, 1)
+    expected[torch.arange(6), torch.arange(6)] = scores.argmax(1)
+    assert len(rounds) == 6
+    assert {tuple(row) for row in rounds.tolist()} == {tuple(row) for row in expected.tolist()}
+    assert torch.equal(found.ids, IDS)
+    assert len(found.history) == 30
 
 
 def test_random_search_keeps_its_promises_and_repeats(model):
@@ -100,6 +132,8 @@ def test_bad_input_is_refused(model):
         guided_search(model, 5, IDS, evaluations=2, progress=False)
     with pytest.raises(ValueError, match="allowed"):
         random_search(model, 0, IDS, evaluations=2, allowed=torch.ones(5, dtype=torch.bool), progress=False)
+    with pytest.raises(ValueError, match="copies"):
+        guided_search(model, 0, IDS, evaluations=2, copies=(), progress=False)
     with pytest.raises(ValueError, match="none"):
         random_search(model, 0, IDS, evaluations=2, allowed=torch.zeros(60, dtype=torch.bool), progress=False)
     with pytest.raises(ValueError, match="BERT"):
