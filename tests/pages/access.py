@@ -24,7 +24,8 @@ FOCUSED = """async () => {
   const inside = box.bottom > 0 && box.top < innerHeight && box.right > 0 && box.left < innerWidth;
   return {stop: e.dataset.stop, tag: e.tagName, id: e.id, classes: e.className.toString(),
           name: (e.getAttribute('aria-label') || e.textContent || e.title || '').trim().slice(0, 40),
-          scrolls: e.scrollWidth > e.clientWidth + 1, marked: drawn(style), shown: inside && box.width > 0 && box.height > 0 && style.visibility !== 'hidden'};
+          scrolls: e.scrollWidth > e.clientWidth + 1, marked: drawn(style),
+          shown: inside && box.width > 0 && box.height > 0 && style.visibility !== 'hidden'};
 }"""
 
 
