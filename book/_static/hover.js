@@ -15,7 +15,7 @@
     document.head.append(script);
   });
 
-  const here = () => window.DOCUMENTATION_OPTIONS?.pagename;
+  const here = () => (typeof DOCUMENTATION_OPTIONS === "undefined" ? null : DOCUMENTATION_OPTIONS.pagename);
   const pageOf = (url) => {
     const base = new URL(root, location.href).pathname;
     return decodeURIComponent(url.pathname).startsWith(decodeURIComponent(base))

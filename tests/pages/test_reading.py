@@ -133,17 +133,18 @@ def test_the_search_finds_symbols_by_name(words, browser, site):
 PRINTED_FAULTS = """() => {
   const faults = [];
   document.querySelectorAll('article details, article .toggle-hidden').forEach((d) => {
-    const inside = [...d.querySelectorAll(':scope p, :scope pre, :scope div.math')].find((e) => e.textContent.trim());
+    const inside = [...d.querySelectorAll('p, pre, div.math')].find((e) => e.textContent.trim()
+      && !e.closest('summary') && !e.matches('.admonition-title'));
     if (inside && !inside.getBoundingClientRect().height) faults.push(`folded: ${d.textContent.trim().slice(0, 40)}`);
   });
   const right = document.querySelector('article').getBoundingClientRect().right + 24;
-  document.querySelectorAll('article mjx-container, article pre, article img').forEach((e) => {
-    const box = e.getBoundingClientRect();
-    if (box.width && box.right > right) faults.push(`cut off by ${Math.round(box.right - right)} px: ${e.tagName} `
-      + e.textContent.slice(0, 50));
-    for (let b = e; b && b.tagName !== 'ARTICLE'; b = b.parentElement)
-      if (b.scrollWidth > b.clientWidth + 2 && !['visible', ''].includes(getComputedStyle(b).overflowX)) {
-        faults.push(`scrolls on paper: ${b.tagName} ${b.textContent.trim().slice(0, 40)}`); break; }
+  document.querySelectorAll('article mjx-math, article pre, article img, article table').forEach((e) => {
+    const box = e.getBoundingClientRect(), what = `${e.tagName} ${e.textContent.trim().slice(0, 40)}`;
+    if (box.width && box.right > right) faults.push(`cut off by ${Math.round(box.right - right)} px: ${what}`);
+    if (e.tagName === 'PRE' && e.scrollWidth > e.clientWidth + 2) faults.push(`cut off: ${what}`);
+    for (let b = e.parentElement; b && b.tagName !== 'ARTICLE'; b = b.parentElement)
+      if (!['visible', ''].includes(getComputedStyle(b).overflowX) && box.right > b.getBoundingClientRect().right + 2)
+        faults.push(`scrolls on paper: ${b.tagName}: ${what}`);
   });
   return [...new Set(faults)];
 }"""

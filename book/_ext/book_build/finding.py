@@ -11,6 +11,7 @@ from sphinx.transforms import SphinxTransform
 from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
+from sphinx.util.index_entries import split_index_msg
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,21 @@ class AddIndexEntries(SphinxTransform):
             anchor = top["ids"][0] if label == "top" else label
             entries = [("single", str(name), anchor, "main", None) for name in names]
             top.insert(1, index(entries=entries, inline=False))
+
+
+def keep_index_entries(app: Sphinx) -> list:
+    """Give the search the entries of pages that were not written again: Sphinx forgets them."""
+    indexer = getattr(app.builder, "indexer", None)
+    if indexer is not None:
+        for docname in sorted(set(app.env.found_docs) - set(indexer._index_entries)):
+            found = {
+                (word, anchor or "", main)
+                for kind, words, anchor, main, _ in app.env.get_domain("index").entries.get(docname, [])
+                if kind == "single"
+                for word in split_index_msg(kind, words)
+            }
+            indexer._index_entries[docname] = sorted(found)
+    return []
 
 
 class thumbnail_node(nodes.General, nodes.Element):
@@ -90,6 +106,7 @@ def setup(app: Sphinx) -> None:
     """Register the transform, the directive and the role."""
     app.add_config_value("book_index", {}, "env", [dict])
     app.add_transform(AddIndexEntries)
+    app.connect("html-collect-pages", keep_index_entries)
     app.add_node(thumbnail_node)
     app.add_directive("thumbnail", Thumbnail)
     app.add_post_transform(FillThumbnails)
