@@ -198,7 +198,7 @@ def test_every_executed_page_says_when_and_with_what():
         html = (HTML / f"{name}.html").read_text(encoding="utf8")
         line = re.search(r'<p class="provenance">(.*?)</p>', html)[1]
         assert re.search(r"Executed <time [^>]+>\d{4}-\d\d-\d\d \d\d:\d\d UTC</time> in [\d.]+ (s|min)", line), line
-        assert re.search(r"lipcore \d+\.\d+", line) and "torch 2" in line and "book/execution.html" in line
+        assert re.search(r"lipcore \d+\.\d+", line) and "torch 2" in line and "execution.html" in line
 
 
 def test_claims_and_scoreboard_lead_to_each_other():
