@@ -95,6 +95,33 @@ def test_a_chapter_is_a_myst_notebook_with_short_cells(page):
     assert long == [], "cells start so and are longer than 30 lines"
 
 
+@pytest.mark.parametrize("page", [f for f in toc_files() if f.startswith("notebooks/")])
+def test_a_chapter_asks_says_what_it_needs_sums_up_and_sets_exercises(page):
+    """Pages that only show something, without statements, need not ask or set exercises."""
+    text = (ROOT / f"{page}.md").read_text(encoding="utf8")
+    if not re.search(r"^[`:]{3,}\{exercise", text, re.MULTILINE) and not re.search(r"/\d\d_", page):
+        pytest.skip("no chapter")
+    opening = re.split(r"^```\{code-cell\}|^## ", text.split("\n# ", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+    assert "?" in opening, "it opens with its question"
+    assert re.search(r"^\*\*Needs:\*\* .*\S", opening, re.MULTILINE), "it says, with links, what it needs"
+    assert page.endswith("01_attention_as_a_map") or "{doc}`" in re.search(r"^\*\*Needs:.*", opening, re.MULTILINE)[0]
+    assert re.search(r"^(## |[`:]{3,}\{admonition\} )What to remember$", text, re.MULTILINE), "it sums up"
+    exercises = set(re.findall(r"^[`:]{3,}\{exercise(?:-start)?\}.*\n:label: (\S+)", text, re.MULTILINE))
+    solutions = set(re.findall(r"^[`:]{3,}\{solution(?:-start)?\} (\S+)", text, re.MULTILINE))
+    assert len(exercises) >= 3, "at least three exercises"
+    assert exercises <= solutions, "each with its solution"
+
+
+@pytest.mark.parametrize("page", [f for f in toc_files() if f.startswith("notebooks/")])
+def test_every_figure_has_a_caption_and_a_description(page):
+    text = (ROOT / f"{page}.md").read_text(encoding="utf8")
+    heads = re.findall(r"^```\{code-cell\}[^\n]*\n---\n(.*?)^---\n", text, re.DOTALL | re.MULTILINE)
+    figures = [yaml.safe_load(h)["mystnb"] for h in heads if "mystnb" in yaml.safe_load(h)]
+    for each in figures:
+        if "figure" in each:
+            assert len(each["figure"]["caption"]) > 20 and len(each["image"]["alt"]) > 20, each["figure"]["name"]
+
+
 def test_titles_in_the_bibliography_are_text():
     """The bibliography styles do not typeset TeX."""
     assert "$" not in (ROOT / "book" / "references.bib").read_text(encoding="utf8")

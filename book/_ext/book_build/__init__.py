@@ -10,6 +10,8 @@ provenance when, with what and how long each page was executed
 scoreboard the table of claims, collected from the executed pages
 live       the live pictures, each with its script on its own page
 versions   the table of library versions the pages were executed with
+hover      what a reference shows when it is hovered
+finding    search by symbols' names, thumbnails, links to the repository
 ========== ==========================================================================
 
 After a build, and without Sphinx: ``editions`` makes the archive, and with ``printed`` and ``packed`` the
@@ -20,13 +22,26 @@ from __future__ import annotations
 
 from sphinx.application import Sphinx
 
-from . import downloads, editions, execution, live, offline, pages, provenance, scoreboard, versions
+from . import (
+    downloads,
+    editions,
+    execution,
+    finding,
+    hover,
+    live,
+    offline,
+    pages,
+    provenance,
+    scoreboard,
+    versions,
+)
 
 __version__ = "1.0"
 
 
 def setup(app: Sphinx) -> dict:
     """Register every part of the extension."""
-    for part in (execution, offline, pages, provenance, downloads, live, scoreboard, versions, editions):
+    parts = execution, offline, pages, provenance, downloads, live, scoreboard, versions, editions, hover, finding
+    for part in parts:
         part.setup(app)
-    return {"version": __version__, "env_version": 2, "parallel_read_safe": False, "parallel_write_safe": True}
+    return {"version": __version__, "env_version": 3, "parallel_read_safe": False, "parallel_write_safe": True}

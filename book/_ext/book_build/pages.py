@@ -1,8 +1,9 @@
-"""Small repairs to the pages: ids that are unique, buttons that open what they promise."""
+"""Small repairs to the pages: ids that are unique, buttons that open what they promise, roles that hold."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from urllib.parse import quote
 
 from docutils import nodes
@@ -47,6 +48,19 @@ def empty_headers_to_cells(app: Sphinx, pagename, templatename, context, doctree
         context["body"] = re.sub(r"<th>\s*</th>", "<td></td>", body)
 
 
+def honest_roles(app: Sphinx, pagename, templatename, context, doctree) -> None:
+    """Drop roles that docutils gives to a bibliography, and labels that hide what a button says."""
+    if body := context.get("body"):
+        body = body.replace('<div role="list" class="citation-list">', '<div class="citation-list">')
+        body = body.replace('<summary aria-label="Toggle hidden content">', "<summary>")
+        context["body"] = re.sub(r' role="doc-(biblioentry|backlink)"', "", body)
+
+
+def own_templates(app: Sphinx, config) -> None:
+    """Let the templates beside this module go before the theme's."""
+    config.templates_path = [str(Path(__file__).parent / "templates"), *config.templates_path]
+
+
 def public_names(app: Sphinx, env, node, contnode):
     """Let ``lipcore.name`` refer to where the reference documents it, such as ``lipcore.spectral.name``."""
     target = node.get("reftarget", "")
@@ -67,8 +81,10 @@ def shapes_are_no_emphasis(app: Sphinx, what, name, obj, options, lines: list[st
 
 def setup(app: Sphinx) -> None:
     """Register the hooks; the theme makes its buttons at priority 501."""
+    app.connect("config-inited", own_templates)
     app.connect("doctree-read", unique_ids)
     app.connect("missing-reference", public_names)
     app.connect("autodoc-process-docstring", shapes_are_no_emphasis, priority=100)  # before napoleon
     app.connect("html-page-context", repair_buttons, priority=600)
     app.connect("html-page-context", empty_headers_to_cells, priority=600)
+    app.connect("html-page-context", honest_roles, priority=600)

@@ -92,7 +92,7 @@ def add_sentence(app: Sphinx, pagename, templatename, context, doctree) -> None:
     link = ""
     if pagename != more and more in app.env.found_docs:
         link = f' <a class="reference internal" href="{app.builder.get_relative_uri(pagename, more)}">All versions</a>.'
-    context["body"] += f'\n<p class="page-execution"><small>{text}{link}</small></p>\n'
+    context["body"] += f'\n<p class="page-execution">{text}{link}</p>\n'
 
 
 def write_list(app: Sphinx, exception) -> None:

@@ -29,6 +29,7 @@ MIME_TYPE = "application/vnd.lipcore.claim+json"
 STATUSES = ("proved", "checked", "fails", "open")  # from the strongest down
 PAPER_KEY = "castin2024"  # the work that the source "paper" means
 MATHS = re.compile(r"\$([^$]+)\$")
+CLAIM_BOX = re.compile(r'(<div class="claim [^>]*id="claim-(?P<key>[a-z0-9-]+)">(?:(?!</div>).)*)</p></div>', re.DOTALL)
 
 
 class scoreboard_node(nodes.General, nodes.Element):
@@ -173,6 +174,8 @@ class FillScoreboards(SphinxPostTransform):
         claims = "1 claim" if len(records) == 1 else f"{len(records)} claims"
         header = ["claim", "source", "status", "best ratio", "page"]
         table = build_table(header, [self.row(r) for r in records], ["scoreboard"])
+        for row, record in zip(table.next_node(nodes.tbody).children, records, strict=True):
+            row["ids"].append(f"board-{record['key']}")
         return [nodes.paragraph(text=f"{claims}: {summary}."), table]
 
     def row(self, record: dict) -> list[list[nodes.Node]]:
@@ -201,6 +204,20 @@ class FillScoreboards(SphinxPostTransform):
         return cell
 
 
+def link_to_board(app: Sphinx, pagename, templatename, context, doctree) -> None:
+    """Let each claim's box lead to its row on the scoreboard."""
+    whole = app.config.book_scoreboard_page
+    body = context.get("body")
+    if app.builder.name != "html" or not body or whole not in boards(app.env):
+        return
+    uri = app.builder.get_relative_uri(pagename, whole)
+
+    def linked(box: re.Match) -> str:
+        return f'{box[1]} · <a class="reference internal" href="{uri}#board-{box["key"]}">scoreboard</a></p></div>'
+
+    context["body"] = CLAIM_BOX.sub(linked, body)
+
+
 def accept_claims(render_unhandled):
     """Let myst-nb pass over the claims' MIME type, and still warn about any other unknown one."""
 
@@ -215,9 +232,11 @@ def setup(app: Sphinx) -> None:
     if not getattr(NbElementRenderer, "accepts_claims", False):
         NbElementRenderer.render_unhandled = accept_claims(NbElementRenderer.render_unhandled)
         NbElementRenderer.accepts_claims = True
+    app.add_config_value("book_scoreboard_page", "book/scoreboard", "html", [str])
     app.add_node(scoreboard_node)
     app.add_directive("scoreboard", Scoreboard)
     app.add_post_transform(FillScoreboards)
     app.connect("doctree-read", collect)
     app.connect("env-purge-doc", purge)
     app.connect("env-updated", update_boards)
+    app.connect("html-page-context", link_to_board, priority=600)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import platform
+import tomllib
 from importlib import metadata
+from pathlib import Path
 
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -11,13 +13,16 @@ from sphinx.util.docutils import SphinxDirective
 
 from .tables import build_table
 
+PROJECT = Path(__file__).resolve().parents[3] / "pyproject.toml"
+
 
 def version(name: str) -> str:
-    """Return the installed version of a distribution, or a dash."""
+    """Return the version of a distribution: installed, or used from this checkout; or a dash."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
-        return "–"
+        project = tomllib.loads(PROJECT.read_text(encoding="utf8"))["project"] if PROJECT.exists() else {}
+        return project["version"] if project.get("name") == name else "–"
 
 
 class VersionsTable(SphinxDirective):

@@ -1,0 +1,113 @@
+"""Finding one's way: search by a symbol's name, small pictures on the first page, links to the repository."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from docutils import nodes
+from sphinx.addnodes import index
+from sphinx.application import Sphinx
+from sphinx.transforms import SphinxTransform
+from sphinx.transforms.post_transforms import SphinxPostTransform
+from sphinx.util import logging
+from sphinx.util.docutils import SphinxDirective
+from sphinx.util.index_entries import split_index_msg
+
+logger = logging.getLogger(__name__)
+
+
+class AddIndexEntries(SphinxTransform):
+    """Put the words of ``book_index`` into the index, where the search finds them as they are written."""
+
+    default_priority = 840  # before Sphinx collects the index
+
+    def apply(self, **kwargs) -> None:
+        """Let each word of this page lead to its place: a label, or the top of the page."""
+        words = self.app.config.book_index.get(self.env.docname, {})
+        top = self.document.next_node(nodes.section)
+        named = {name for node in self.document.findall(nodes.Element) for name in node.get("ids", [])}
+        for label, names in words.items():
+            if label != "top" and label not in named:
+                logger.warning("book_index: no %r on this page", label, location=self.env.docname)
+                continue
+            anchor = top["ids"][0] if label == "top" else label
+            entries = [("single", str(name), anchor, "main", None) for name in names]
+            top.insert(1, index(entries=entries, inline=False))
+
+
+def keep_index_entries(app: Sphinx) -> list:
+    """Give the search the entries of pages that were not written again: Sphinx forgets them."""
+    indexer = getattr(app.builder, "indexer", None)
+    if indexer is not None:
+        for docname in sorted(set(app.env.found_docs) - set(indexer._index_entries)):
+            found = {
+                (word, anchor or "", main)
+                for kind, words, anchor, main, _ in app.env.get_domain("index").entries.get(docname, [])
+                if kind == "single"
+                for word in split_index_msg(kind, words)
+            }
+            indexer._index_entries[docname] = sorted(found)
+    return []
+
+
+class thumbnail_node(nodes.General, nodes.Element):
+    """Stands for a small copy of a figure until every page has been read."""
+
+
+class Thumbnail(SphinxDirective):
+    """A small copy of a figure of an executed page: ``{thumbnail} page#figure``."""
+
+    required_arguments = 1
+    option_spec: ClassVar = {"alt": str}
+
+    def run(self) -> list[nodes.Node]:
+        """Leave a place for the picture."""
+        page, _, label = self.arguments[0].partition("#")
+        docname = self.env.path2doc(self.env.relfn2path(f"{page}.md", self.env.docname)[1])
+        self.env.note_reread()  # the figure may change when nothing here does
+        return [thumbnail_node(docname=docname, label=label, alt=self.options.get("alt", ""))]
+
+
+class FillThumbnails(SphinxPostTransform):
+    """Put the pictures in."""
+
+    default_priority = 6
+
+    def run(self, **kwargs) -> None:
+        """Replace every place by the picture of its figure."""
+        for place in list(self.document.findall(thumbnail_node)):
+            place.replace_self(self.picture(place) or [])
+
+    def picture(self, place: nodes.Element) -> nodes.Node | None:
+        """Return a copy of a figure's picture, without its caption."""
+        if place["docname"] in self.env.all_docs:
+            for figure in self.env.get_doctree(place["docname"]).findall(nodes.figure):
+                image = figure.next_node(nodes.image) if place["label"] in figure["ids"] else None
+                if image is not None:
+                    copy = image.copy()
+                    copy["classes"] = ["thumbnail"]
+                    copy["alt"] = place["alt"] or image.get("alt", "")
+                    self.env.images.add_file(self.env.docname, image["uri"])
+                    return copy
+        text = "no figure %r on %s"
+        logger.warning(text, place["label"], place["docname"], location=self.env.docname)
+        return None
+
+
+def repository_role(name, rawtext, text, lineno, inliner, options=None, content=None):
+    """Link to a place in the repository: ``{repository}`words <path>```."""
+    words, _, path = text.rpartition("<")
+    url = inliner.document.settings.env.config.html_theme_options.get("repository_url", "").rstrip("/")
+    target = f"{url}/{path.rstrip('>').strip()}" if words else url
+    return [nodes.reference(rawtext, words.strip() or text, refuri=target, classes=["external"])], []
+
+
+def setup(app: Sphinx) -> None:
+    """Register the transform, the directive and the role."""
+    app.add_config_value("book_index", {}, "env", [dict])
+    app.add_transform(AddIndexEntries)
+    app.connect("html-collect-pages", keep_index_entries)
+    app.add_node(thumbnail_node)
+    app.add_directive("thumbnail", Thumbnail)
+    app.add_post_transform(FillThumbnails)
+    app.add_role("repository", repository_role)

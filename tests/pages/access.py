@@ -1,0 +1,79 @@
+"""Who cannot use a page: an audit by axe-core, and a walk with the keyboard."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+SERIOUS = ("serious", "critical")
+MOST_STOPS = 700  # a page with more stops of the Tab key than this has a trap, or needs shortcuts
+
+# Where the focus is: what it is called, and whether a reader sees that it is there.
+FOCUSED = """async () => {
+  const e = document.activeElement;
+  if (!e || e === document.body || e === document.documentElement) return null;
+  if (!e.dataset.stop) e.dataset.stop = window.stops = (window.stops || 0) + 1;
+  const short = document.getAnimations().filter((a) => a.effect.getComputedTiming().endTime < 2000);
+  await Promise.allSettled(short.map((a) => a.finished));
+  const card = e.matches('.sd-stretched-link') ? e.closest('.sd-card') : e;  // such a link covers its card
+  const drawn = (s) => (s.outlineStyle !== 'none' && parseFloat(s.outlineWidth) > 0) || s.boxShadow !== 'none';
+  const box = card.getBoundingClientRect(), style = getComputedStyle(card);
+  const inside = box.bottom > 0 && box.top < innerHeight && box.right > 0 && box.left < innerWidth;
+  return {stop: e.dataset.stop, tag: e.tagName, id: e.id, classes: e.className.toString(),
+          name: (e.getAttribute('aria-label') || e.textContent || e.title || '').trim().slice(0, 40),
+          scrolls: e.scrollWidth > e.clientWidth + 1, marked: drawn(style),
+          shown: inside && box.width > 0 && box.height > 0 && style.visibility !== 'hidden'};
+}"""
+
+
+@functools.cache
+def axe_source() -> str:
+    """Return axe-core, which the distribution axe-playwright-python carries."""
+    found = importlib.util.find_spec("axe_playwright_python")
+    if found is None:
+        pytest.fail("axe-playwright-python, which carries axe-core, is not installed: make env")
+    return (Path(found.origin).parent / "axe.min.js").read_text(encoding="utf8")
+
+
+def audit(page) -> list[dict]:
+    """Return what axe-core finds on a page, with everything that folds open."""
+    page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+    page.evaluate(axe_source())
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
+    return [
+        {"rule": v["id"], "impact": v["impact"], "help": v["help"], "where": [n["html"][:160] for n in v["nodes"][:3]]}
+        for v in found
+    ]
+
+
+def serious(violations: list[dict]) -> list[str]:
+    """Say which violations keep somebody out."""
+    return [f"{v['rule']} ({v['impact']}): {v['help']}: {v['where']}" for v in violations if v["impact"] in SERIOUS]
+
+
+def walk(page) -> list[dict]:
+    """Press Tab until the focus is back where it began; return every stop."""
+    stops: list[dict] = []
+    seen: set[str] = set()
+    while len(stops) <= MOST_STOPS:
+        page.keyboard.press("Tab")
+        here = page.evaluate(FOCUSED)
+        if here is None or here["stop"] in seen:
+            return stops
+        seen.add(here["stop"])
+        stops.append(here)
+    return stops
+
+
+def walk_faults(page) -> list[str]:
+    """The Tab key leads through the whole page and out of it, and the focus can be seen."""
+    stops = walk(page)
+    after = page.evaluate(FOCUSED)
+    faults = [f"the focus is not visible on {s['tag']} {s['name']!r}" for s in stops if not s["marked"]]
+    faults += [f"the focus is out of sight on {s['tag']} {s['name']!r}" for s in stops if not s["shown"]]
+    if after is not None and after["stop"] != stops[0]["stop"]:
+        faults.append(f"the focus is caught at {after['tag']} {after['name']!r}")
+    return faults
