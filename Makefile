@@ -65,7 +65,8 @@ test: $(STAMP) $(WEIGHTS)  ## test the package, its docstrings and the build
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 check: book  ## open every built page in a browser and check it
-	$(BIN)/python -m pytest tests/pages -p no:cacheprovider
+	$(BIN)/python -m pytest tests/pages -p no:cacheprovider -n auto
+	@cat $(BUILD)/reading.txt
 
 attack: $(STAMP) $(WEIGHTS)  ## try to break every bound, at length
 	$(BIN)/python -m lipcore.attack --output $(BUILD)/attack.json $(ATTACK_FLAGS)
