@@ -17,7 +17,7 @@ from lipcore.attention import Attention, check_scores, rotate
 #: Attention weights are stored up to this many bytes, and worked out anew tile by tile beyond.
 WEIGHTS_BYTES = 2**28
 #: Bytes of one tile of attention weights: it should stay in a core's cache between the products that use it.
-TILE_BYTES = 2**20
+TILE_BYTES = 2**19
 #: Rows of a tile at least, where n allows: thinner matrix products waste the machine.
 TILE_ROWS = 64
 
@@ -172,31 +172,33 @@ class AttentionJacobian(LinearOperator):
         if store or (store is None and len(self._q) * X.shape[-2] ** 2 * self.dtype.itemsize <= WEIGHTS_BYTES):
             self._weights = self._flush(attention.row_weights(self._q, self._k, slice(0, X.shape[-2])))
         self._means = torch.empty_like(self._v)  # Σ_j P_ij v_j
-        for heads, rows, seen, P, _ in self._tiles(1):
+        self._heaviest = torch.empty(*self._v.shape[:2], 1, dtype=torch.long, device=self.device)  # argmax_j P_ij
+        for heads, rows, seen, P, _ in self._tiles():
             torch.bmm(P, self._v[heads, seen], out=self._means[heads, rows])
+            self._heaviest[heads, rows] = P.argmax(-1, keepdim=True)
 
-    def _tiles(self, scratch: int) -> Iterator[tuple[slice, slice, slice, Tensor, list[Tensor]]]:
-        """Yield (heads, rows, seen, P[heads, rows, seen], scratch tiles of the same shape).
+    def _tiles(self) -> Iterator[tuple[slice, slice, slice, Tensor, Tensor]]:
+        """Yield (heads, rows, seen, P[heads, rows, seen], scratch of the same shape).
 
-        ``seen`` are all the keys that these rows can see. Scratch tiles are the same memory every time: a fresh
-        one would cost more than what is worked out in it.
+        ``seen`` are all the keys that these rows can see. The scratch is the same memory every time: fresh memory
+        would cost more than what is worked out in it.
         """
         count, n = self._q.shape[:2]
         rows_at_once = min(n, max(TILE_ROWS, TILE_BYTES // (n * self.dtype.itemsize)))
         heads_at_once = min(count, max(1, TILE_BYTES // (rows_at_once * n * self.dtype.itemsize)))
         stored = self._weights is not None
-        buffers = self._q.new_empty(scratch + (not stored), heads_at_once * rows_at_once * n)
+        buffers = self._q.new_empty(1 if stored else 2, heads_at_once * rows_at_once * n)
         for first, start in itertools.product(range(0, count, heads_at_once), range(0, n, rows_at_once)):
             heads, rows = slice(first, min(first + heads_at_once, count)), slice(start, min(start + rows_at_once, n))
             seen = slice(0, rows.stop if self.attention.causal else n)
             shape = heads.stop - heads.start, rows.stop - rows.start, seen.stop
             tiles = [buffer[: math.prod(shape)].view(shape) for buffer in buffers]
             if stored:
-                yield heads, rows, seen, self._weights[heads, rows, seen], tiles
+                yield heads, rows, seen, self._weights[heads, rows, seen], tiles[0]
                 continue
             scores = torch.bmm(self._q[heads, rows], self._k[heads, seen].mT, out=tiles[0])
-            P = torch.softmax(self.attention.mask_scores_(scores, rows), dim=-1, out=tiles[-1])
-            yield heads, rows, seen, self._flush(P), tiles[:-1]
+            P = torch.softmax(self.attention.mask_scores_(scores, rows), dim=-1, out=tiles[1])
+            yield heads, rows, seen, self._flush(P), tiles[0]
 
     def _flush(self, P: Tensor) -> Tensor:
         """Put zero for weights far below rounding: in products they become subnormal, ten times slower to work with."""
@@ -207,12 +209,13 @@ class AttentionJacobian(LinearOperator):
         dq, dk, dv = self._tangents(self._check("H", H, self.input_shape))
         left, right = torch.cat([dq, self._q], dim=-1), torch.cat([self._k, dk], dim=-1)
         out = torch.empty_like(self._v)
-        for heads, rows, seen, P, (dS, weighted) in self._tiles(2):
+        for heads, rows, seen, P, dS in self._tiles():
             torch.bmm(left[heads, rows], right[heads, seen].mT, out=dS)  # own query q̇·k and others' keys q·k̇ at once
-            dS -= torch.mul(P, dS, out=weighted).sum(-1, keepdim=True)  # centred first: settled rows lose no digits
+            dS -= dS.gather(-1, self._heaviest[heads, rows])  # from the heaviest key: settled rows lose no digits
             dS *= P
-            mixing = torch.bmm(P, dv[heads, seen])
-            out[heads, rows] = mixing.baddbmm_(dS, self._v[heads, seen])
+            tile = torch.bmm(dS, self._v[heads, seen], out=out[heads, rows])
+            tile -= dS.sum(-1, keepdim=True) * self._means[heads, rows]
+            tile.baddbmm_(P, dv[heads, seen])  # mixing
         return self.attention.join_heads(out.unflatten(0, (*self.batch_shape, self.attention.heads)))
 
     def rmatvec(self, G: Tensor) -> Tensor:
@@ -220,12 +223,12 @@ class AttentionJacobian(LinearOperator):
         g = self._split_heads(self._check("G", G, self.output_shape))
         centring = (g * self._means).sum(-1, keepdim=True)
         dq, dk, dv = torch.empty_like(self._q), torch.zeros_like(self._k), torch.zeros_like(self._v)
-        for heads, rows, seen, P, (dS,) in self._tiles(1):
+        for heads, rows, seen, P, dS in self._tiles():
             dv[heads, seen].baddbmm_(P.mT, g[heads, rows])  # mixing
             torch.bmm(g[heads, rows], self._v[heads, seen].mT, out=dS)
             dS -= centring[heads, rows]
             dS *= P
-            dq[heads, rows] = dS @ self._k[heads, seen]  # own query
+            torch.bmm(dS, self._k[heads, seen], out=dq[heads, rows])  # own query
             dk[heads, seen].baddbmm_(dS.mT, self._q[heads, rows])  # others' keys
         return self._pull_back(dq, dk, dv)
 

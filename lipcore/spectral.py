@@ -208,7 +208,7 @@ class _Products:
         return self._scaled(self.operator.rmatvec(u.unflatten(-1, self.operator.output_shape)))
 
     def _scaled(self, product: Tensor) -> Tensor:
-        product = product.flatten(self._batch_ndim)
+        product = product.detach().flatten(self._batch_ndim)  # a module's parameters may ask for gradients
         return product if self.scale is None else product / self.scale
 
 

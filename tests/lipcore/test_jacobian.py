@@ -92,7 +92,7 @@ def test_memory_is_linear_in_the_length(randn):
     """No array of the size of P is made: at 1500 tokens it would have 2 million entries."""
     attention, X = Attention.from_matrices(randn(2, 2), randn(2, 2), causal=True), randn(1500, 2)
     J = AttentionJacobian(attention, X, store=False)
-    largest = max(P.numel() for _, _, _, P, _ in J._tiles(1))
+    largest = max(P.numel() for _, _, _, P, _ in J._tiles())
     assert largest <= max(module.TILE_BYTES // 8, 64 * 1500) < 1500**2 / 10
     H = randn(1500, 2)
     step = 1e-5

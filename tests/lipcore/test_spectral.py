@@ -342,6 +342,16 @@ def test_lanczos_needs_fewer_products_than_power(generator):
     assert lanczos.iterations < power.iterations and 1 - lanczos.value < 1 - power.value
 
 
+def test_a_module_whose_parameters_want_gradients(randn):
+    """As every trained module's do; the result carries none."""
+    torch.manual_seed(0)
+    module = torch.nn.Linear(3, 3).double().eval()
+    found = local_lipschitz(module, randn(2, 4, 3), tol=1e-10)
+    expected = torch.linalg.matrix_norm(module.weight, 2).detach()
+    torch.testing.assert_close(found.value, expected.expand(2), rtol=1e-9, atol=0)
+    assert not any(x.requires_grad for x in (found.value, found.upper, found.left, found.right))
+
+
 def test_deterministic_and_seeded(randn):
     M = randn(30, 30)
     one, two = spectral_norm(M, max_iterations=3), spectral_norm(M, max_iterations=3)
