@@ -296,7 +296,7 @@ def _extreme_scale(image: Tensor) -> Tensor | None:
 
 def _to_host(*numbers: Tensor) -> np.ndarray:
     """Tensors (*batch, 1) as rows (len(numbers), members) of float64; refuse what is not finite."""
-    rows = torch.stack([x.reshape(-1) for x in numbers]).double().cpu().numpy()
+    rows = torch.stack([x.reshape(-1) for x in numbers]).cpu().double().numpy()
     if not np.isfinite(rows).all():
         raise ValueError("operator: expected finite products, got NaN or infinity")
     return rows
@@ -310,7 +310,7 @@ def _summary(products, V, alphas, betas, iterations, converged, overlap) -> Spec
     right = torch.from_numpy(found.right).to(V.device, V.dtype).reshape(*batch, 1, -1)
     v = (right @ V)[..., 0, :]
     v = _unit(v, _norm(v))
-    scale = 1 if products.scale is None else products.scale.double().cpu()[..., 0]
+    scale = 1 if products.scale is None else products.scale.cpu().double()[..., 0]
     products.scale = None
     image = products.matvec(v)  # one product more, and the value is a norm ‖Jv‖ that J does reach
     value = _safe_norm(image)
