@@ -39,7 +39,7 @@ def memory(field: str) -> int:
 def stretch(attention: Attention, X: torch.Tensor, direction: torch.Tensor) -> float:
     """‖f(X + εH) − f(X − εH)‖ / 2ε in float64, f by PyTorch's fused attention: none of lipcore's products."""
     attention, X, H = attention.to(torch.float64), X.double(), direction.double()
-    step = 1e-4
+    step = 1e-6
 
     def f(Y: torch.Tensor) -> torch.Tensor:
         queries, keys, values = (part[None] for part in attention.project(Y))

@@ -19,6 +19,8 @@ from lipcore._checks import check_count, check_number
 from lipcore._ritz import has_converged, largest_growth, ritz
 from lipcore.jacobian import AutogradJacobian, LinearOperator, MatrixOperator
 
+_BLOCK = 4096  # numbers in one run of a sum
+
 
 @dataclass(frozen=True, eq=False)
 class SpectralNorm:
@@ -236,7 +238,14 @@ class _Basis:
 
 
 def _norm(vector: Tensor) -> Tensor:
-    """Euclidean norm over the last dimension, shape (*batch, 1)."""
+    """Euclidean norm over the last dimension, shape (*batch, 1).
+
+    Long vectors block by block: PyTorch adds one square after the other, which costs float32 half of its digits.
+    """
+    whole = vector.shape[-1] // _BLOCK * _BLOCK
+    if whole > _BLOCK:
+        blocks = torch.linalg.vector_norm(vector[..., :whole].unflatten(-1, (-1, _BLOCK)), dim=-1)
+        vector = torch.cat([blocks, vector[..., whole:]], dim=-1)
     return torch.linalg.vector_norm(vector, dim=-1, keepdim=True)
 
 
