@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import sys
+from collections import defaultdict
 from importlib import metadata
 from pathlib import Path
 
@@ -30,14 +31,14 @@ METHODS = {
 
 def distil(record: dict) -> dict:
     """Return machine and results; refuse a record with a benchmark missing or failed."""
-    runs: dict[str, list[dict]] = {}
+    runs: dict[str, list[dict]] = defaultdict(list)
     for run in record["benchmarks"]:
         facts = run["extra_info"] | {"median": run["stats"]["median"], "least": run["stats"]["min"]}
-        runs.setdefault(run["name"].split("[")[0], []).append(facts)
-    long = [{k: v for k, v in x.items() if k not in ("median", "least")} for x in runs.get("test_long", [])]
+        runs[run["name"].split("[")[0]].append(facts)
+    long = [{k: v for k, v in x.items() if k not in ("median", "least")} for x in runs["test_long"]]
     found = {
         "made": _made(record),
-        "rivals": [_rival(name, x) for name in METHODS for x in runs.get(name, [])],
+        "rivals": [_rival(name, x) for name in METHODS for x in runs[name]],
         "precision": [
             {"n": single["n"], "float32": single["error"], "float64": double["error"],
              "iterations32": single["iterations"], "iterations64": double["iterations"]}
