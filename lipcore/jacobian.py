@@ -18,6 +18,8 @@ from lipcore.attention import Attention, check_scores, rotate
 WEIGHTS_BYTES = 2**28
 #: Bytes of one tile of attention weights: it should stay in a core's cache between the products that use it.
 TILE_BYTES = 2**19
+#: The same on an accelerator, which wants few large products instead.
+ACCELERATOR_TILE_BYTES = 2**26
 #: Rows of a tile at least, where n allows: thinner matrix products waste the machine.
 TILE_ROWS = 64
 
@@ -184,8 +186,9 @@ class AttentionJacobian(LinearOperator):
         would cost more than what is worked out in it.
         """
         count, n = self._q.shape[:2]
-        rows_at_once = min(n, max(TILE_ROWS, TILE_BYTES // (n * self.dtype.itemsize)))
-        heads_at_once = min(count, max(1, TILE_BYTES // (rows_at_once * n * self.dtype.itemsize)))
+        entries = (TILE_BYTES if self.device.type == "cpu" else ACCELERATOR_TILE_BYTES) // self.dtype.itemsize
+        rows_at_once = min(n, max(TILE_ROWS, entries // n))
+        heads_at_once = min(count, max(1, entries // (rows_at_once * n)))
         stored = self._weights is not None
         buffers = self._q.new_empty(1 if stored else 2, heads_at_once * rows_at_once * n)
         for first, start in itertools.product(range(0, count, heads_at_once), range(0, n, rows_at_once)):

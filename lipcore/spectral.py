@@ -19,6 +19,8 @@ from lipcore._checks import check_count, check_number
 from lipcore._ritz import has_converged, largest_growth, ritz
 from lipcore.jacobian import AutogradJacobian, LinearOperator, MatrixOperator
 
+_BLOCK = 4096  # numbers in one run of a sum
+
 
 @dataclass(frozen=True, eq=False)
 class SpectralNorm:
@@ -236,7 +238,14 @@ class _Basis:
 
 
 def _norm(vector: Tensor) -> Tensor:
-    """Euclidean norm over the last dimension, shape (*batch, 1)."""
+    """Euclidean norm over the last dimension, shape (*batch, 1).
+
+    Long vectors block by block: PyTorch adds one square after the other, which costs float32 half of its digits.
+    """
+    whole = vector.shape[-1] // _BLOCK * _BLOCK
+    if whole > _BLOCK:
+        blocks = torch.linalg.vector_norm(vector[..., :whole].unflatten(-1, (-1, _BLOCK)), dim=-1)
+        vector = torch.cat([blocks, vector[..., whole:]], dim=-1)
     return torch.linalg.vector_norm(vector, dim=-1, keepdim=True)
 
 
@@ -296,7 +305,7 @@ def _extreme_scale(image: Tensor) -> Tensor | None:
 
 def _to_host(*numbers: Tensor) -> np.ndarray:
     """Tensors (*batch, 1) as rows (len(numbers), members) of float64; refuse what is not finite."""
-    rows = torch.stack([x.reshape(-1) for x in numbers]).double().cpu().numpy()
+    rows = torch.stack([x.reshape(-1) for x in numbers]).cpu().double().numpy()
     if not np.isfinite(rows).all():
         raise ValueError("operator: expected finite products, got NaN or infinity")
     return rows
@@ -310,7 +319,7 @@ def _summary(products, V, alphas, betas, iterations, converged, overlap) -> Spec
     right = torch.from_numpy(found.right).to(V.device, V.dtype).reshape(*batch, 1, -1)
     v = (right @ V)[..., 0, :]
     v = _unit(v, _norm(v))
-    scale = 1 if products.scale is None else products.scale.double().cpu()[..., 0]
+    scale = 1 if products.scale is None else products.scale.cpu().double()[..., 0]
     products.scale = None
     image = products.matvec(v)  # one product more, and the value is a norm ‖Jv‖ that J does reach
     value = _safe_norm(image)

@@ -10,6 +10,7 @@ from scipy.stats import binom
 
 from lipcore import Attention, AutogradJacobian, local_lipschitz, spectral_norm
 from lipcore.bounds import local_upper
+from lipcore.jacobian import LinearOperator
 
 METHODS = ["lanczos", "power"]
 
@@ -418,3 +419,28 @@ def test_operators_that_are_none():
         local_lipschitz(Attention.from_matrices(torch.eye(2), torch.eye(2)), torch.full((2, 2), math.nan))
     with pytest.raises(TypeError, match="operator: "):
         spectral_norm("a matrix")
+
+
+class OneDirection(LinearOperator):
+    """x ↦ x/10 + w⟨w, x⟩, with inner products that lose nothing; its norm is 0.1 + ‖w‖²."""
+
+    def __init__(self, w):
+        self.w, self.batch_shape, self.dtype, self.device = w, (), w.dtype, w.device
+        self.input_shape = self.output_shape = tuple(w.shape)
+
+    def matvec(self, H):
+        return H / 10 + self.w * (self.w.double() @ H.double()).to(self.dtype)
+
+    rmatvec = matvec
+
+
+@pytest.mark.parametrize("columns", [3000, 2**20 + 3])
+def test_long_vectors_keep_their_digits(columns):
+    """In float32, where one token has most of w: a norm that adds up square after square is wrong by 1e-4."""
+    w = torch.randn(columns, generator=torch.Generator().manual_seed(0))
+    w[:400] *= 4 * (columns / 400) ** 0.5
+    w /= torch.linalg.vector_norm(w.double()).float()
+    found = spectral_norm(OneDirection(w))
+    exact = 0.1 + torch.linalg.vector_norm(w.double()) ** 2
+    assert abs(found.value.double() / exact - 1) < 2e-6
+    assert abs(torch.linalg.vector_norm(found.right.double()) - 1) < 2e-6
