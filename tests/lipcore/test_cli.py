@@ -447,7 +447,7 @@ def test_sweep_by_plan_with_export(plan, capsys, tmp_path):
     table, whole = pd.read_parquet(small), pd.read_parquet(tmp_path / "sweep" / "table.parquet")
     assert table.attrs["command"] == f"lipcore {' '.join(command)}"
     assert {"lipcore", "python", "torch"} <= set(table.attrs["versions"])
-        assert table.attrs["seconds"] == round(whole.attrs["seconds"], 1) and whole.attrs["seconds"] > 0
+    assert table.attrs["seconds"] == round(whole.attrs["seconds"], 1) and whole.attrs["seconds"] > 0
     assert [len(digest) for digest in table.attrs["texts"].values()] == [64] and table.attrs["weights"] == {}
     assert table.sigma.tolist() == pytest.approx(whole.sigma.tolist(), rel=1e-4)
 
