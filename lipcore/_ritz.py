@@ -30,7 +30,17 @@ class Ritz:
 
 def ritz(alphas: ndarray, betas: ndarray, steps: ndarray) -> Ritz:
     """Singular values of B_k by the eigenvalues of the tridiagonal B_kᵀB_k: exact to rounding for the largest."""
-    members, index = np.arange(len(alphas)), np.arange(alphas.shape[1])
+    members, last = np.arange(len(alphas)), steps - 1
+    scale, a, gram = _gram(alphas, betas, steps)
+    values, vectors = np.linalg.eigh(gram)
+    theta, right = np.sqrt(np.maximum(values[:, ::-1], 0)), vectors[:, :, -1]
+    u_last = a[members, last] * right[members, last] / np.where(theta[:, 0] > 0, theta[:, 0], 1)
+    return Ritz(scale * theta, right, betas[members, last] * np.abs(u_last))
+
+
+def _gram(alphas: ndarray, betas: ndarray, steps: ndarray) -> tuple[ndarray, ndarray, ndarray]:
+    """Scale c (members, 1), diagonal of B_k/c, and B_kᵀB_k/c² (lower triangle), zero beyond the member's steps."""
+    index = np.arange(alphas.shape[1])
     used = index < steps[:, None]
     scale = np.maximum(np.where(used, alphas, 0).max(1), np.where(used, betas, 0).max(1))[:, None]
     scale = np.where(scale > 0, scale, 1)
@@ -38,12 +48,8 @@ def ritz(alphas: ndarray, betas: ndarray, steps: ndarray) -> Ritz:
     gram = np.zeros((*alphas.shape, alphas.shape[1]))
     gram[:, index, index] = a**2
     gram[:, index[1:], index[1:]] += b**2
-    gram[:, index[1:], index[:-1]] = a[:, :-1] * b  # eigh reads the lower triangle
-    values, vectors = np.linalg.eigh(gram)
-    theta, right = np.sqrt(np.maximum(values[:, ::-1], 0)), vectors[:, :, -1]
-    last = steps - 1
-    u_last = a[members, last] * right[members, last] / np.where(theta[:, 0] > 0, theta[:, 0], 1)
-    return Ritz(scale * theta, right, betas[members, last] * np.abs(u_last))
+    gram[:, index[1:], index[:-1]] = a[:, :-1] * b
+    return scale, a, gram
 
 
 def has_converged(alphas: ndarray, betas: ndarray, tol: float, overlap: float) -> ndarray:
@@ -53,14 +59,22 @@ def has_converged(alphas: ndarray, betas: ndarray, tol: float, overlap: float) -
     or at most r where the gap is not resolved. That trusts that no larger singular value hides behind a start nearly
     orthogonal to its vector; the certificate rules out, at its confidence, one above :math:`(1+\sqrt{tol})\,\theta_1`.
     """
-    found = ritz(alphas, betas, np.full(len(alphas), alphas.shape[1]))
-    top = found.theta[:, 0]
-    gap = top**2 - (found.theta[:, 1] ** 2 if alphas.shape[1] > 1 else 0)
+    steps = np.full(len(alphas), alphas.shape[1])
+    scale, _, gram = _gram(alphas, betas, steps)
+    theta = scale * np.sqrt(np.maximum(np.linalg.eigvalsh(gram)[:, ::-1], 0))
+    converged = _log_excess((1 + math.sqrt(tol)) * theta[:, 0], theta, alphas * betas, overlap) >= 0
+    if converged.any():  # the certificate comes last as a rule, so that most steps are done here
+        converged[converged] = _estimated_error(ritz(*(x[converged] for x in (alphas, betas, steps)))) <= tol
+    return converged
+
+
+def _estimated_error(found: Ritz) -> ndarray:
+    """Relative error of θ_1, if no larger singular value hides; zero where all are zero."""
+    top, residual = found.theta[:, 0], found.residual
+    gap = top**2 - (found.theta[:, 1] ** 2 if found.theta.shape[1] > 1 else 0)
     resolved = gap > 0
-    error = np.where(resolved, top * found.residual**2 / (2 * np.where(resolved, gap, 1)), np.inf)
-    error = np.minimum(found.residual, error)
-    limit = (1 + math.sqrt(tol)) * top
-    return (error <= tol * top) & (_log_excess(limit, found.theta, alphas * betas, overlap) >= 0)
+    error = np.where(resolved, top * residual**2 / (2 * np.where(resolved, gap, 1)), np.inf)
+    return np.minimum(residual, error) / np.where(top > 0, top, 1)
 
 
 def _log_excess(sigma: ndarray, theta: ndarray, couplings: ndarray, overlap: float) -> ndarray:

@@ -210,7 +210,8 @@ class AttentionJacobian(LinearOperator):
     def matvec(self, H: Tensor) -> Tensor:
         """D_X f[H], shape (…, n, output_dim)."""
         dq, dk, dv = self._tangents(self._check("H", H, self.input_shape))
-        left, right = torch.cat([dq, self._q], dim=-1), torch.cat([self._k, dk], dim=-1)
+        q, k = (x.unflatten(0, dq.shape[:-2]) for x in (self._q, self._k))
+        left, right, dv = (x.flatten(0, -3) for x in (torch.cat([dq, q], dim=-1), torch.cat([k, dk], dim=-1), dv))
         out = torch.empty_like(self._v)
         for heads, rows, seen, P, dS in self._tiles():
             torch.bmm(left[heads, rows], right[heads, seen].mT, out=dS)  # own query q̇·k and others' keys q·k̇ at once
@@ -236,10 +237,10 @@ class AttentionJacobian(LinearOperator):
         return self._pull_back(dq, dk, dv)
 
     def _tangents(self, H: Tensor) -> tuple[Tensor, ...]:
-        """Tangents of queries, keys and values along H."""
+        """Tangents of queries, keys and values along H, as views (…, heads, n, k | k | p)."""
         k, p = self._q.shape[-1], self._v.shape[-1]
         moved = (H @ self._projection.flatten(0, 1).mT).unflatten(-1, (-1, 2 * k + p)).transpose(-3, -2)
-        dq, dk, dv = moved.flatten(0, -3).split([k, k, p], dim=-1)
+        dq, dk, dv = moved.split([k, k, p], dim=-1)
         if self._angles is not None:
             dq, dk = rotate(dq, self._angles), rotate(dk, self._angles)
         return dq, dk, dv

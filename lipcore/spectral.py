@@ -257,7 +257,7 @@ def _safe_norm(vector: Tensor) -> Tensor:
 
 def _unit(vector: Tensor, norm: Tensor) -> Tensor:
     """vector/norm, or zero where the norm is zero: an exhausted Krylov space adds nothing more."""
-    return vector / torch.where(norm > 0, norm, 1)
+    return vector / norm.clamp(min=torch.finfo(norm.dtype).tiny)
 
 
 def _lanczos(operator: LinearOperator, start: Tensor, tol: float, max_iterations: int, overlap: float) -> SpectralNorm:
@@ -286,8 +286,9 @@ def _lanczos(operator: LinearOperator, start: Tensor, tol: float, max_iterations
             w = V.remove_from(w)
             beta = _norm(w)
             (betas[:, k - 1],) = _to_host(beta)
-        iterations[~converged] = k  # a member that has converged keeps what it had
-        converged |= has_converged(alphas[:, :k], betas[:, :k], tol, overlap)
+        ahead = ~converged
+        iterations[ahead] = k  # a member that has converged keeps what it had
+        converged[ahead] = has_converged(alphas[ahead, :k], betas[ahead, :k], tol, overlap)
         if converged.all() or k == steps:
             break
         v = _unit(w, beta)
