@@ -75,7 +75,7 @@ attack: $(STAMP) $(WEIGHTS)  ## try to break every bound, at length
 sweep: $(STAMP) $(WEIGHTS)  ## measure what Part III rests on (20 minutes of one core; resumes), store the table
 	OMP_NUM_THREADS=1 $(BIN)/lipcore sweep --plan book/data/sweep.toml --folder $(BUILD)/sweep --export book/data/sweep.parquet $(SWEEP_FLAGS)
 
-bench: $(STAMP) $(WEIGHTS)  ## time the package against its rivals (ten minutes; leave the machine alone), store the table
+bench: $(STAMP) $(WEIGHTS)  ## time the package against its rivals (some minutes; leave the machine alone), store the table
 	$(BIN)/python -m pytest benchmarks --benchmark-only --benchmark-columns=min,median,rounds --benchmark-json=$(BUILD)/benchmarks.json $(BENCH_FLAGS)
 	$(BIN)/python -m benchmarks.distil $(BUILD)/benchmarks.json book/data/benchmarks.json
 
