@@ -29,7 +29,7 @@
     const box = document.createElement("div");
     box.append(target.cloneNode(true));
     if (target.matches("dt") && target.nextElementSibling) box.append(target.nextElementSibling.cloneNode(true));
-    box.querySelectorAll("a.headerlink, .copybtn, .toggle-button, details").forEach((e) => e.remove());
+    box.querySelectorAll("a.headerlink, .copybtn, .toggle-button, .enlarge, details").forEach((e) => e.remove());
     box.querySelectorAll("[id]").forEach((e) => e.removeAttribute("id"));
     box.querySelectorAll("[tabindex], a").forEach((e) => e.setAttribute("tabindex", "-1"));
     return box;
