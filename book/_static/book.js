@@ -29,7 +29,10 @@ const fitFormulas = () => {
   const sizes = formulas.map((m) => {
     if (m.getAttribute("display") === "true") return [m.scrollWidth, m.clientWidth, smallest.display];
     const line = m.closest("p, li, dd, td, th, figcaption, h1, h2, h3") || m.parentElement, style = getComputedStyle(line);
-    return [m.getBoundingClientRect().width, line.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight), smallest.inline];
+    const own = m.getBoundingClientRect().width, kept = m.closest(".together");
+    const beside = kept ? kept.getBoundingClientRect().width - own : 0;  // the stop or the bracket
+    const room = line.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
+    return [own, room && room - beside, smallest.inline];
   });
   formulas.forEach((m, i) => {
     const [is, may, least] = sizes[i];
@@ -39,13 +42,17 @@ const fitFormulas = () => {
     if (is * factor > may && m.getAttribute("display") !== "true") m.classList.add("wide");
   });
 };
+// A number and its unit are not broken; a sentence in a table may be.
+addEventListener("DOMContentLoaded", () => document.querySelectorAll(".bd-article .cell_output td, .bd-article .cell_output tbody th").forEach((c) => {
+  if (c.textContent.trim().length <= 12) c.style.whiteSpace = "nowrap";
+}));
 // On a narrow screen a table of words that does not fit becomes a list: each cell says its column.
 const stackTables = () => document.querySelectorAll(".bd-article table:not(.scoreboard, .dataframe, .indextable, .modindextable)").forEach((t) => {
   t.classList.remove("stacked");
   const names = [...t.querySelectorAll("thead tr:last-child > *")].map((h) => h.textContent.trim());
   if (!narrow.matches || names.length < 3 || !t.clientWidth) return;
-  const tall = [...t.rows].some((r) => r.clientHeight > 240);
-  if (!tall && t.scrollWidth <= t.parentElement.clientWidth + 1) return;
+  const tall = [...t.rows].some((r) => r.clientHeight > 240), wordy = [...t.querySelectorAll("td")].some((c) => c.textContent.length > 24);
+  if (!tall && (!wordy || t.scrollWidth <= t.parentElement.clientWidth + 1)) return;
   t.querySelectorAll("tbody tr").forEach((r) => [...r.cells].forEach((c, i) => { c.dataset.column = names[i] || ""; }));
   t.classList.add("stacked");
 });
@@ -69,12 +76,17 @@ addEventListener("toggle", () => whenTypeset(markWide), true);
 addEventListener("click", (e) => { if (e.target.closest?.(".toggle-button, .admonition-title")) setTimeout(markWide, 400); });
 
 // A formula keeps the stop or the comma that follows it, and the bracket before it.
-const keepTogether = () => document.querySelectorAll(".bd-article span.math:has(> mjx-container)").forEach((m) => {
-  const after = m.nextSibling, before = m.previousSibling;
+const keepTogether = () => document.querySelectorAll('.bd-article mjx-container:not([display="true"])').forEach((m) => {
+  const here = m.parentElement.matches("span.math") ? m.parentElement : m, { previousSibling: before, nextSibling: after } = here;
   const close = after?.nodeType === 3 && after.data.match(/^[.,;:!?)\]’”–-]+/)?.[0];
   const open = before?.nodeType === 3 && before.data.match(/[(\[‘“]+$/)?.[0];
-  if (close) { after.data = after.data.slice(close.length); m.append(close); }
-  if (open) { before.data = before.data.slice(0, -open.length); m.prepend(open); }
+  if (!close && !open) return;
+  const together = document.createElement("span");
+  together.className = "together";
+  here.replaceWith(together);
+  together.append(open || "", here, close || "");
+  if (close) after.data = after.data.slice(close.length);
+  if (open) before.data = before.data.slice(0, -open.length);
 });
 
 // The button of a folded solution says what it opens.
