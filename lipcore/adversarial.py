@@ -269,6 +269,49 @@ def _first_block_norm(A: Tensor, first: Tensor, others: Tensor, n: int) -> Tenso
     return (1 + s0 + top).sqrt()  # token 1 sees itself alone: 1
 
 
+def star_inputs(q: int, *, dimension: int | None = None, generator: torch.Generator | None = None) -> Tensor:
+    r"""Points at which attention with squared distances mixes roughly (the book, "A zoo of attentions").
+
+    2q leaders at the origin, and satellites at the distance :math:`\sqrt{\log q}` from them: q² at right angles to each
+    other, or, in a given dimension k, :math:`\lceil q^2e^{-2\log^2q/k}\rceil` in random directions. With
+    :math:`P_{ij}\propto e^{-\|y_i-y_j\|^2}`, :math:`\|P\|_2^2\ge q/8` for the first, at least
+    :math:`\tfrac q8\,e^{-2\log^2q/k}` in the mean for the second.
+
+    Parameters
+    ----------
+    q : int
+    dimension : int, optional
+    generator : torch.Generator, optional
+        Source of the directions; a fixed seed if left out.
+
+    Returns
+    -------
+    Tensor, shape (n, q²) or (n, dimension)
+        float64, leaders first.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If a count is not a positive integer.
+
+    Examples
+    --------
+    >>> Y = star_inputs(3)
+    >>> Y.shape, torch.linalg.matrix_norm(torch.softmax(-torch.cdist(Y, Y) ** 2, dim=-1), 2) ** 2 >= 3 / 8
+    (torch.Size([15, 9]), tensor(True))
+    """
+    check_count("q", q)
+    if dimension is None:
+        directions = torch.eye(q**2, dtype=torch.float64)
+    else:
+        check_count("dimension", dimension)
+        generator = generator or torch.Generator().manual_seed(0)
+        satellites = math.ceil(q**2 * math.exp(-2 * math.log(q) ** 2 / dimension))
+        directions = torch.randn(satellites, dimension, generator=generator, dtype=torch.float64)
+        directions /= directions.norm(dim=1, keepdim=True)
+    return torch.cat([directions.new_zeros(2 * q, directions.shape[1]), math.sqrt(math.log(q)) * directions])
+
+
 @dataclass(frozen=True, eq=False)
 class Ascent:
     """What gradient ascent reached, one entry a member of the batch.

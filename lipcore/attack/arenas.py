@@ -160,9 +160,13 @@ def l2_arena(seed: int, index: int) -> Iterator[Outcome]:
     sigma = frobenius_norm(reverse_mode_jacobian(lambda Y: l2_attention_map(Y, query, value), X)).max().item()
     norms = {"norms_q": norms_q.tolist(), "norms_v": norms_v.tolist()}
     where = f"L2 attention, {heads} heads, k={k}, d={d}, n={n}, |Q|={max(norms['norms_q']):.3g}"
-    for name in ("kim2021_l2_upper", "kim2021_l2_upper_restated"):
+    for name, source in (
+        ("l2_attention_upper", "book"),
+        ("kim2021_l2_upper", "kim2021"),
+        ("kim2021_l2_upper_restated", "kim2021"),
+    ):
         bound = getattr(bounds, name)(n=n, head_dim=k, **norms)
-        yield Outcome(name, "kim2021", sigma / bound, len(X), where)
+        yield Outcome(name, source, sigma / bound, len(X), where)
 
 
 def softmax_arena(seed: int, index: int) -> Iterator[Outcome]:

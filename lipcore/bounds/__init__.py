@@ -21,6 +21,7 @@ from lipcore.bounds.gap import (
     score_gap_upper,
     unified_upper_rate,
 )
+from lipcore.bounds.l2 import l2_attention_upper
 from lipcore.bounds.layer import layer_upper, score_reach
 from lipcore.bounds.local import local_terms, local_upper, nonnegative_norm_upper
 from lipcore.bounds.lower import adversarial_lower, masked_lower, refined_lower
@@ -52,6 +53,7 @@ __all__ = [
     "general_upper",
     "kim2021_l2_upper",
     "kim2021_l2_upper_restated",
+    "l2_attention_upper",
     "layer_norm_radius",
     "layer_upper",
     "local_terms",

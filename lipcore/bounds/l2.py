@@ -1,0 +1,64 @@
+"""Attention with squared distances (L2 attention): bounds on all inputs, sharper than a square root of n."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from scipy.special import lambertw
+
+from lipcore._checks import check_count
+from lipcore.bounds._logarithms import exp, finish, log_, log_add, log_norm, log_sum, log_times
+
+
+def l2_attention_upper(
+    *, n: int, head_dim: int, norms_q: Sequence[float], norms_v: Sequence[float], norm_o: float = 1.0, log: bool = False
+) -> float:
+    r"""Upper bound of the Lipschitz constant of L2 attention on all inputs (the book, "A zoo of attentions").
+
+    .. math:: \Big( \sum_h \|Q_h\|_2^4\|V_h\|_2^2 \Big)^{1/2} \frac{\|W^O\|_2}{\sqrt k}\; \min\Big\{
+        \big(1 + 2\sqrt{2cT}\big)\, n^{1/4} + 2c,\;\; \sqrt{e\,c_k} + 2c + 2\sqrt{2c\,c_k},\;\; (1 + 4c)\sqrt n \Big\}
+
+    with :math:`c e^{c+1} = n - 1`, :math:`T = \max(1, \tfrac12\log n)` and :math:`c_k = (3 + \sqrt{2\pi k})^k`. The
+    first holds in any head dimension k, the second does not grow faster than log n at a fixed one, the third is that
+    of :func:`kim2021_l2_upper`.
+
+    Parameters
+    ----------
+    n, head_dim : int
+        Number of tokens, and dimension k of queries.
+    norms_q, norms_v : sequence of float
+        Spectral norms of Q_h and V_h, one a head.
+    norm_o : float
+        Spectral norm of W^O.
+    log : bool
+        Whether to return the logarithm of the bound.
+
+    Returns
+    -------
+    float
+
+    Raises
+    ------
+    ValueError, TypeError
+        If a number is out of range, or the numbers of heads differ.
+
+    Examples
+    --------
+    >>> size = {"head_dim": 64, "norms_q": [1.0], "norms_v": [1.0]}
+    >>> from lipcore.bounds import kim2021_l2_upper
+    >>> round(kim2021_l2_upper(n=4096, **size) / l2_attention_upper(n=4096, **size), 1)
+    11.7
+    """
+    n, k = check_count("n", n), check_count("head_dim", head_dim)
+    if len(norms_q) != len(norms_v):
+        raise ValueError(f"norms_v: expected {len(norms_q)} numbers as norms_q has, got {len(norms_v)}")
+    heads = log_sum(4 * log_norm(q, "norms_q") + 2 * log_norm(v, "norms_v")
+                    for q, v in zip(norms_q, norms_v, strict=True))  # fmt: skip
+    c = lambertw(exp(log_(n - 1) - 1)).real
+    own_query, log_n = log_(2 * c), math.log(n)
+    any_dimension = log_n / 4 + math.log1p(2 * math.sqrt(2 * c * max(1.0, log_n / 2)))
+    columns = k * math.log(3 + math.sqrt(2 * math.pi * k))  # log c_k
+    this_dimension = columns / 2 + math.log(math.sqrt(math.e) + 2 * math.sqrt(2 * c))
+    one_head = min(log_add(any_dimension, own_query), log_add(this_dimension, own_query), log_n / 2 + math.log1p(4 * c))
+    return finish(log_times(one_head, (heads - math.log(k)) / 2, log_norm(norm_o, "norm_o")), log)

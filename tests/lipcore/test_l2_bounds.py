@@ -1,0 +1,147 @@
+"""Squared distances: the fourth root of n holds, is needed, and beats what was known."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from lipcore import bounds, local_lipschitz
+from lipcore.adversarial import star_inputs
+from lipcore.attack.truth import reverse_mode_jacobian
+from lipcore.zoo import l2_attention_map
+
+
+def weights(Y):
+    return torch.softmax(-(Y[..., :, None, :] - Y[..., None, :, :]).square().sum(-1), dim=-1)
+
+
+def norm(M):
+    return torch.linalg.matrix_norm(M, 2)
+
+
+def clouds(generator):
+    """Gaussian clouds, crowds at one point with a halo, shells, and lattices, of every size."""
+    for trial in range(300):
+        n, k = (int(torch.randint(low, high, (), generator=generator)) for low, high in ((2, 50), (1, 9)))
+        Y = torch.randn(n, k, generator=generator, dtype=torch.float64)
+        if trial % 4 == 1:
+            Y[: n // 2] = 0
+        if trial % 4 == 2:
+            Y /= Y.norm(dim=1, keepdim=True)
+        if trial % 4 == 3:
+            Y = Y.round()
+        yield Y * 10 ** (2 * torch.rand((), generator=generator, dtype=torch.float64) - 1.3)
+
+
+def test_mixing_norm_and_columns(generator):
+    for Y in clouds(generator):
+        P = weights(Y)
+        assert P.norm(dim=0).max() <= 1 + 1e-12
+        assert norm(P) <= P.trace() ** 0.25 * (1 + 1e-12)
+    P = weights(torch.zeros(7, 2, dtype=torch.float64))
+    assert norm(P).item() == pytest.approx(P.trace().item() ** 0.25, rel=1e-12)  # equality
+
+
+def test_mixing_norm_by_ascent(generator):
+    """Gradient ascent on the ratio climbs, and never past one."""
+    for k in (1, 3, 12):
+        Y = torch.randn(5, 12, k, generator=generator, dtype=torch.float64).requires_grad_()
+        optimiser, ratios = torch.optim.Adam([Y], lr=0.05), []
+        for _ in range(150):
+            P = weights(Y)
+            ratio = norm(P) / P.diagonal(dim1=-2, dim2=-1).sum(-1) ** 0.25
+            ratios.append(ratio.max().item())
+            optimiser.zero_grad()
+            (-ratio.sum()).backward()
+            optimiser.step()
+        assert 1.02 * ratios[0] < max(ratios) <= 1 + 1e-12
+
+
+@pytest.mark.parametrize("q", [1, 2, 5, 16])
+def test_star_reaches_the_fourth_root(q):
+    P = weights(star_inputs(q))
+    n = len(P)
+    assert n == q**2 + 2 * q
+    assert norm(P) ** 2 >= q / 8
+    assert norm(P) >= ((math.sqrt(n + 1) - 1) / 8) ** 0.5
+
+
+@pytest.mark.parametrize(("q", "dimension"), [(20, 8), (30, 16), (40, 64)])
+def test_star_in_few_dimensions(q, dimension):
+    squares = [
+        norm(weights(star_inputs(q, dimension=dimension, generator=torch.Generator().manual_seed(seed)))) ** 2
+        for seed in range(3)
+    ]
+    assert sum(squares) / 3 >= q / 8 * math.exp(-2 * math.log(q) ** 2 / dimension)
+
+
+def test_a_star_moves_as_far_as_it_mixes():
+    """In one dimension more the Jacobian does what P does: its norm is at least that of P."""
+    Y = star_inputs(6)
+    k = Y.shape[1] + 1
+    X = torch.cat([Y, Y.new_zeros(len(Y), 1)], dim=1)
+    scaled = k**0.25 * torch.eye(k, dtype=torch.float64)[None]
+    found = local_lipschitz(lambda Z: l2_attention_map(Z, scaled, scaled) / k**0.25, X, tol=1e-8).value
+    assert found >= norm(weights(Y)) * (1 - 1e-8)
+
+
+def test_tied_queries_and_keys_on_a_sphere(generator):
+    """Any positive semidefinite A, tokens with equal scores for themselves: softmax mixes no worse."""
+    A = torch.randn(4, 4, generator=generator, dtype=torch.float64)
+    A = A.mT @ A
+    X = torch.randn(200, 10, 4, generator=generator, dtype=torch.float64)
+    X *= (6 / (X @ A * X).sum(-1, keepdim=True)).sqrt()
+    P = torch.softmax(X @ A @ X.mT, dim=-1)
+    assert (norm(P) <= P.diagonal(dim1=-2, dim2=-1).sum(-1) ** 0.25 * (1 + 1e-12)).all()
+
+
+def test_bound_holds_for_several_heads(generator):
+    for n, k, heads in ((1, 1, 1), (2, 3, 2), (9, 2, 3), (30, 1, 1)):
+        query, value = torch.randn(2, heads, k, 4, generator=generator, dtype=torch.float64)
+        output = torch.randn(3, heads * k, generator=generator, dtype=torch.float64)
+        norms = {"norms_q": norm(query).tolist(), "norms_v": norm(value).tolist(), "norm_o": norm(output).item()}
+        bound = bounds.l2_attention_upper(n=n, head_dim=k, **norms)
+        for size in (0.01, 0.5, 2.0, 50.0):
+            X = size * torch.randn(1, n, 4, generator=generator, dtype=torch.float64)
+            J = reverse_mode_jacobian(lambda Z: l2_attention_map(Z, query, value, output), X)  # noqa: B023
+            assert norm(J.reshape(3 * n, 4 * n)) <= bound
+
+
+def test_bound_by_hand():
+    """Each of the three is the least somewhere, and is what the formula says."""
+
+    def parts(n, k):
+        c = math.log(n)
+        for _ in range(50):  # c e^{c+1} = n − 1, by Newton's method
+            c -= (c * math.exp(c + 1) - n + 1) / ((c + 1) * math.exp(c + 1))
+        columns, T = (3 + math.sqrt(2 * math.pi * k)) ** k, max(1, math.log(n) / 2)
+        return [(1 + 2 * math.sqrt(2 * c * T)) * n**0.25 + 2 * c,
+                math.sqrt(math.e * columns) + 2 * c + 2 * math.sqrt(2 * c * columns),
+                math.sqrt(n) * (1 + 4 * c)]  # fmt: skip
+
+    least, size = set(), {"norms_q": [2.0, 1.0], "norms_v": [3.0, 0.5], "norm_o": 1.5}
+    for n, k in ((2, 4), (50, 4), (200, 1), (5000, 1)):
+        three = parts(n, k)
+        least.add(three.index(min(three)))
+        for log in (False, True):
+            found = bounds.l2_attention_upper(n=n, head_dim=k, log=log, **size)
+            expected = min(three) * math.sqrt(16 * 9 + 0.25) * 1.5 / math.sqrt(k)
+            assert found == pytest.approx(math.log(expected) if log else expected, rel=1e-9)
+    assert least == {0, 1, 2}
+
+
+def test_edges_and_bad_input():
+    one = {"norms_q": [1.0], "norms_v": [1.0]}
+    assert bounds.l2_attention_upper(n=1, head_dim=1, **one) == pytest.approx(1)
+    assert bounds.l2_attention_upper(n=5, head_dim=1, norms_q=[0.0], norms_v=[1.0]) == 0
+    assert math.isfinite(bounds.l2_attention_upper(n=10**15, head_dim=10**6, **one))
+    with pytest.raises(ValueError, match="norms_v: expected 1"):
+        bounds.l2_attention_upper(n=2, head_dim=1, norms_q=[1.0], norms_v=[])
+    with pytest.raises(ValueError, match="n: expected"):
+        bounds.l2_attention_upper(n=0, head_dim=1, **one)
+    for bad in ({"q": 0}, {"q": 2, "dimension": 0}):
+        with pytest.raises(ValueError, match="expected"):
+            star_inputs(**bad)
+    assert torch.equal(star_inputs(9, dimension=4), star_inputs(9, dimension=4))
