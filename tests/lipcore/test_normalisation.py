@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lipcore import Attention, local_lipschitz
+from lipcore.attack.truth import dense_jacobian, frobenius_norm
 from lipcore.bounds import unified_upper
 from lipcore.models.layers import Normalisation
 from lipcore.normalisation import (
@@ -135,6 +136,22 @@ def test_bound_by_the_letter(kind):
     attention = Attention(A[None], one, V[None], c[None], scale=1.0)
     found = normalised_upper(attention, Normalisation(kind, G.diagonal(), b, 0.0), n=n)
     assert found == pytest.approx(expected, rel=1e-3) and found >= expected * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_bound_withstands_ascent(kind, causal):
+    A, V, gain = -0.2 * torch.eye(3, dtype=F64), torch.eye(3, dtype=F64), torch.tensor([1.0, 0.7, -1.2], dtype=F64)
+    norm = Normalisation(kind, gain, 0.1 * draw(3, seed=5), 0.0)
+    z = draw(16, 4, 3).requires_grad_()
+    climber = torch.optim.Adam([z], lr=0.1)
+    for _ in range(60):
+        values = frobenius_norm(dense_jacobian(A, V, normalise(norm, z), causal=causal))
+        climber.zero_grad()
+        (-values.log().sum()).backward()
+        climber.step()
+    bound = normalised_upper(Attention.from_matrices(A, V, causal=causal), norm, n=4)
+    assert 0.4 * bound < values.max() <= bound
 
 
 def test_bad_input_is_refused(norm):
