@@ -38,6 +38,15 @@ def test_row_moment_is_the_largest_over_rows(a):
     assert math.exp(row_moment(a, 2.0)) ** 2 == pytest.approx(1 + a**2)
 
 
+@pytest.mark.parametrize("a", [0.0, 0.1, 1.0, 3.0, 20.0])
+@pytest.mark.parametrize("q", [2.0, 3.0, 4.5])
+def test_row_moment_is_reached_by_two_tokens(a, q):
+    w = torch.linspace(0, 1, 100_001, dtype=torch.float64)
+    P, x = torch.stack([w, 1 - w], -1), torch.tensor([1.0, -1.0], dtype=torch.float64)
+    moment = (P * (1 + a * (x - (P @ x)[:, None])).abs() ** q).sum(-1).max()
+    assert moment ** (1 / q) == pytest.approx(math.exp(row_moment(a, q)), rel=1e-7)
+
+
 @pytest.mark.parametrize("a", [0.0, 0.01, 0.5, 2.0, 50.0, 1e6])
 def test_never_above_the_other_bounds(a):
     sizes = dict(radius=1.0, norm_a=a, norm_v=2.0, log=True)

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from lipcore import Attention, local_lipschitz
+from lipcore.attack.truth import dense_jacobian, frobenius_norm
+from lipcore.bounds import unified_upper
 from lipcore.models.layers import Normalisation
 from lipcore.normalisation import (
     PreNormJacobian,
@@ -101,6 +103,55 @@ def test_bound_holds(norm, options):
     attention = layer(**options)
     X = normalise(norm, draw(30, 8, 5, seed=10))
     assert local_lipschitz(attention, X).value.max() <= normalised_upper(attention, norm, n=8)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("n", [1, 2, 9, 10**6])
+def test_bound_of_a_round_ellipsoid_is_that_of_its_ball(n, causal):
+    A, V, unit = draw(5, 5) / 9, draw(3, 5, seed=1), Normalisation("rms", torch.ones(5), torch.zeros(5), 0.0)
+    a, size = 5 * torch.linalg.matrix_norm(A, 2).item(), torch.linalg.matrix_norm(V, 2).item()
+    expected = unified_upper(n=n, radius=math.sqrt(5), norm_a=a / 5, norm_v=size)
+    if causal:
+        expected = size * ((1 + a) * math.sqrt(n) + a)
+    found = normalised_upper(Attention.from_matrices(A, V, causal=causal), unit, n=n)
+    assert found == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_bound_by_the_letter(kind):
+    """The formula with whole matrices, and its two maxima over the ellipsoid by brute force."""
+    d, n = 3, 7
+    A, V, c = 0.3 * draw(d, d), draw(2, d, seed=1), 0.2 * draw(d, seed=2)
+    G, b = torch.diag(draw(d, seed=3)), 0.4 * draw(d, seed=4)
+    Pi = torch.eye(d, dtype=F64) - (1 / d if kind == "layer" else 0)
+    z = draw(200_000, d, seed=5) @ Pi
+    x = math.sqrt(d) * z / z.norm(dim=-1, keepdim=True) @ G + b
+    query = x @ A.T + c
+    alpha = math.sqrt(d) * (query @ G @ Pi).norm(dim=-1).max().item()
+    S = n * math.exp(2 * alpha) / (n + math.exp(2 * alpha) - 1)
+    own, spread, value = (torch.linalg.matrix_norm(M, 2).item() for M in (Pi @ G @ A, V @ G @ Pi, V))
+    keys = math.sqrt(d) * query.norm(dim=-1).max().item() * math.sqrt(S)
+    expected = value * math.sqrt(S) + spread * (d * own + keys)
+    one = torch.eye(d, dtype=F64)[None]
+    attention = Attention(A[None], one, V[None], c[None], scale=1.0)
+    found = normalised_upper(attention, Normalisation(kind, G.diagonal(), b, 0.0), n=n)
+    assert found == pytest.approx(expected, rel=1e-3) and found >= expected * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_bound_withstands_ascent(kind, causal):
+    A, V, gain = -0.2 * torch.eye(3, dtype=F64), torch.eye(3, dtype=F64), torch.tensor([1.0, 0.7, -1.2], dtype=F64)
+    norm = Normalisation(kind, gain, 0.1 * draw(3, seed=5), 0.0)
+    z = draw(16, 4, 3).requires_grad_()
+    climber = torch.optim.Adam([z], lr=0.1)
+    for _ in range(60):
+        values = frobenius_norm(dense_jacobian(A, V, normalise(norm, z), causal=causal))
+        climber.zero_grad()
+        (-values.log().sum()).backward()
+        climber.step()
+    bound = normalised_upper(Attention.from_matrices(A, V, causal=causal), norm, n=4)
+    assert 0.4 * bound < values.max() <= bound
 
 
 def test_bad_input_is_refused(norm):

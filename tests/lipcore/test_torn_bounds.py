@@ -56,11 +56,13 @@ def test_bounds_meet_at_large_radius():
     assert 1 <= upper / lower < 1.03
 
 
-def test_masked_attention_stays_below_too():
-    f = Attention.from_matrices(-8 * EYE, EYE, causal=True)
-    X = bounds.torn_inputs(-8 * EYE, 12, 1.0)
+@pytest.mark.parametrize(("a", "n"), [(0.5, 5), (2.0, 12), (8.0, 12), (8.0, 48)])
+def test_masked_attention_lies_between_the_two_bounds_too(a, n):
+    f = Attention.from_matrices(-a * EYE, EYE, causal=True)
+    X = bounds.torn_inputs(-a * EYE, n, 1.0)
     found = torch.linalg.matrix_norm(f.jacobian(X).dense(), 2)
-    assert found <= bounds.torn_upper(n=12, radius=1.0, norm_a=8.0, norm_v=1.0)
+    assert found <= bounds.torn_upper(n=n, radius=1.0, norm_a=a, norm_v=1.0)
+    assert bounds.torn_lower(n=n, radius=1.0, A=-a * EYE, V=EYE) <= found * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("radius", [1e-8, 1.0, 1e3, 1e160])
