@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from lipcore.zoo import cosine_attention_map, linear_attention_map, sigmoid_attention_map
+from lipcore import local_lipschitz
+from lipcore.zoo import cosine_attention_map, l2_attention_map, linear_attention_map, sigmoid_attention_map
 
 
 def by_loops(X, weight):
@@ -64,3 +65,38 @@ def test_bad_input_is_refused(randn):
         cosine_attention_map(torch.zeros(4, 3), torch.eye(3), torch.eye(3), torch.eye(3))
     with pytest.raises(ValueError, match="epsilon"):
         cosine_attention_map(X, randn(2, 3), randn(2, 3), randn(3, 3), epsilon=-1.0)
+
+
+def test_cosine_attention_mixes_little_and_obeys_its_bound(randn):
+    """Column sums at most min(√n, e^τ), and the bound of the book, which an undecided query comes near to."""
+    best = 0.0
+    for tau, n in ((0.5, 3), (0.5, 41), (3.0, 41), (8.0, 9)):
+        directions = randn(n, 3)
+        directions /= directions.norm(dim=-1, keepdim=True)
+        between = torch.zeros_like(directions)
+        between[0, 1], between[1::2, 0], between[2::2, 0] = 1, 2, -2  # long keys to both sides of a short query
+        crowd = directions.clone()
+        crowd[: n // 2] = directions[0]
+        for X in (directions, between, crowd):
+            unit = X / X.norm(dim=-1, keepdim=True)
+            P = torch.softmax(tau * unit @ unit.mT, dim=-1)
+            top = min(math.sqrt(n), math.exp(tau))
+            assert P.sum(0).max() <= top * (1 + 1e-12)
+            ratio = X.norm(dim=-1).max().item() / X.norm(dim=-1).min().item()
+            eye = torch.eye(3, dtype=X.dtype)
+            found = local_lipschitz(lambda Y: cosine_attention_map(Y, eye, eye, eye, temperature=tau), X).value.item()  # noqa: B023
+            best = max(best, found / ((1 + tau * ratio) * math.sqrt(top) + tau * ratio))
+    assert 0.4 < best <= 1
+
+
+def test_splitting_helps_neither_squared_distances_nor_linear_attention_with_many_tokens(randn):
+    """Every token twice is the same measure; here its constant is the same too. With one token it need not be."""
+    A, eye = randn(3, 3), torch.eye(3, dtype=torch.float64)
+    for f, X in ((lambda Y: linear_attention_map(Y, A, eye), randn(20, 4, 3)),
+                 (lambda Y: l2_attention_map(Y, eye[None], eye[None]), 2 * randn(20, 4, 3))):  # fmt: skip
+        twice = local_lipschitz(f, X.repeat(1, 2, 1), tol=1e-9).value
+        torch.testing.assert_close(twice, local_lipschitz(f, X, tol=1e-9).value, rtol=1e-6, atol=0)
+    turn = torch.tensor([[0.0, -1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
+    x = torch.tensor([[1.0, 0.0, 0.0]], dtype=torch.float64)
+    alone, twice = (local_lipschitz(lambda Y: linear_attention_map(Y, turn, eye), Y).value for Y in (x, x.repeat(2, 1)))
+    assert alone.item() == pytest.approx(0, abs=1e-12) and twice.item() == pytest.approx(1)
