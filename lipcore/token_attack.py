@@ -42,6 +42,7 @@ class TokenAttack:
     history: Tensor
 
 
+@torch.enable_grad()
 def token_scores(model: LanguageModel, layer: int, ids: Tensor) -> Tensor:
     r"""First-order change of :math:`\sigma_{\max}` for every token of the vocabulary at every position.
 

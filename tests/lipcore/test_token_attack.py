@@ -143,3 +143,9 @@ def test_bad_input_is_refused(model):
             search(model, 0, [1, 2], evaluations=2, progress=False)
         with pytest.raises(TypeError, match="copies: expected a sequence of counts, got 2"):
             search(model, 0, IDS, evaluations=2, copies=2, progress=False)
+
+
+def test_search_where_gradients_are_off(model):
+    expected = guided_search(model, 1, IDS, evaluations=6, progress=False).value
+    with torch.no_grad():
+        assert guided_search(model, 1, IDS, evaluations=6, progress=False).value == expected
