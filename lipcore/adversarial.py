@@ -60,7 +60,7 @@ def worst_case_inputs(A: Tensor, n: int, radius: float, *, causal: bool = False)
     >>> worst_case_inputs(-3 * torch.eye(1), n=500, radius=1.0).flatten().unique(return_counts=True)
     (tensor([-1.,  1.]), tensor([  1, 499]))
     """
-    check_square("A", A)
+    A = check_square("A", A).detach()
     n, radius = check_count("n", n), check_number("radius", radius, minimum=0)
     scores = A.double() * radius * radius  # as a tensor: past float64's range it is infinite, not an error
     if not bool(torch.isfinite(scores).all()):
@@ -139,6 +139,8 @@ def leader_and_crowd(head: Attention, n: int, radius: float) -> Crowd:
         raise ValueError("head: expected scores that depend on the key, all of the crowd's are equal")
     z = radius * y / y.norm() - x2
     lead = y @ z
+    if not bool(torch.isfinite(lead)):
+        raise ValueError(f"radius: expected scores within range of {lead.dtype}, got {radius:g}")
     others = torch.arange(1, n, device=y.device) if head.causal else torch.full((n - 1,), n - 1, device=y.device)
     lower = _leader_response(_reduced_value(head), y, z, torch.sigmoid(lead - others.to(y).log()))
     return Crowd(torch.cat([(x2 + z)[None], x2.expand(n - 1, -1)]), lead.item(), lower.item())
@@ -505,6 +507,7 @@ class _Climber:
         self.value = torch.where(better, value, self.value)
         self.rate = torch.where(pick, 1.3 * self.rate, 0.5 * self.rate).clamp(1e-9, 1.0)
 
+    @torch.enable_grad()
     def _gradient(self) -> Tensor:
         """∇_y of u·D_Xf[v], u and v held fixed."""
         y = self.y.clone().requires_grad_()
