@@ -21,6 +21,11 @@ def norm(M):
     return torch.linalg.matrix_norm(M, 2)
 
 
+def heard(P, q):
+    """Squares of the satellites' outputs, when the unit vector that is constant on the 2q leaders goes in."""
+    return P[2 * q :, : 2 * q].sum(1).square().sum() / (2 * q)
+
+
 def clouds(generator):
     """Gaussian clouds, crowds at one point with a halo, shells, and lattices, of every size."""
     for trial in range(300):
@@ -64,17 +69,19 @@ def test_star_reaches_the_fourth_root(q):
     P = weights(star_inputs(q))
     n = len(P)
     assert n == q**2 + 2 * q
-    assert norm(P) ** 2 >= q / 8
-    assert norm(P) >= ((math.sqrt(n + 1) - 1) / 8) ** 0.5
+    assert norm(P) ** 2 >= heard(P, q) >= (math.sqrt(n + 1) - 1) / 8
+    if q == 16:  # the proof loses little: a row sums to 4 − 1/q²
+        assert heard(P, q).item() == pytest.approx(q / 8, rel=0.01)
 
 
-@pytest.mark.parametrize(("q", "dimension"), [(20, 8), (30, 16), (40, 64)])
-def test_star_in_few_dimensions(q, dimension):
-    squares = [
-        norm(weights(star_inputs(q, dimension=dimension, generator=torch.Generator().manual_seed(seed)))) ** 2
-        for seed in range(3)
-    ]
-    assert sum(squares) / 3 >= q / 8 * math.exp(-2 * math.log(q) ** 2 / dimension)
+@pytest.mark.parametrize(("q", "dimension", "slack"), [(20, 8, 1.3), (30, 16, 1.08), (40, 64, 1.01)])
+def test_star_in_few_dimensions(q, dimension, slack):
+    generators = [torch.Generator().manual_seed(seed) for seed in range(3)]
+    matrices = [weights(star_inputs(q, dimension=dimension, generator=generator)) for generator in generators]
+    mean = sum(heard(P, q) for P in matrices) / 3
+    least = q / 8 * math.exp(-2 * math.log(q) ** 2 / dimension)
+    assert least <= mean <= slack * least
+    assert all(norm(P) ** 2 >= heard(P, q) for P in matrices)
 
 
 def test_a_star_moves_as_far_as_it_mixes():
@@ -122,7 +129,7 @@ def test_bound_by_hand():
                 math.sqrt(n) * (1 + 4 * c)]  # fmt: skip
 
     least, size = set(), {"norms_q": [2.0, 1.0], "norms_v": [3.0, 0.5], "norm_o": 1.5}
-    for n, k in ((2, 4), (50, 4), (200, 1), (5000, 1)):
+    for n, k in ((2, 4), (5, 4), (50, 4), (200, 1), (5000, 1)):  # T = 1 at n = 5
         three = parts(n, k)
         least.add(three.index(min(three)))
         for log in (False, True):
