@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from lipcore import bounds, local_lipschitz
+from lipcore import AutogradJacobian, bounds, local_lipschitz
 from lipcore.adversarial import star_inputs
 from lipcore.attack.truth import reverse_mode_jacobian
 from lipcore.zoo import l2_attention_map
@@ -42,11 +42,39 @@ def clouds(generator):
 
 def test_mixing_norm_and_columns(generator):
     for Y in clouds(generator):
-        P = weights(Y)
-        assert P.norm(dim=0).max() <= 1 + 1e-12
+        P, n = weights(Y), len(Y)
         assert norm(P) <= P.trace() ** 0.25 * (1 + 1e-12)
+        assert P.sum(0).max() <= n**0.5 / 2 + 5 / 4
+        assert norm(P) <= (n**0.5 / 8 + 5 / 16) ** 0.5 + 2 * n ** (1 / 6)
     P = weights(torch.zeros(7, 2, dtype=torch.float64))
     assert norm(P).item() == pytest.approx(P.trace().item() ** 0.25, rel=1e-12)  # equality
+
+
+def test_moments_of_columns(generator):
+    """Three squares against the trace; for two close points the rest of the series is small, but no square is."""
+
+    def moments(Y):
+        P, z = weights(Y), Y[:, None] - Y
+        first = torch.einsum("ij,ija->ja", P, z).square().sum(-1)
+        second = torch.einsum("ij,ija,ijb->jab", P, z, z).square().sum((-2, -1))
+        return [x.max() / P.trace() for x in (P.sum(0).square(), P.sum(0).square() + 2 * first + 2 * second)]
+
+    for Y in clouds(generator):
+        assert moments(Y)[1] <= 1 + 1e-12
+    one, all_three = moments(torch.tensor([[0.0], [0.5]], dtype=torch.float64))
+    assert one < 0.9 and all_three > 0.995
+
+
+def test_sum_over_a_set(generator):
+    """Step one of the constant's proof, for every set and every column."""
+    for Y in clouds(generator):
+        K = (-(Y[:, None] - Y).square().sum(-1)).exp()
+        S = torch.rand(len(Y), generator=generator) < 0.7
+        sums = (K[S] / K[S][:, S].sum(1, keepdim=True)).sum(0)
+        assert (sums <= S.sum().sqrt() / 2 + 5 / 4).all()
+    K = (-(torch.cdist(Y := star_inputs(30), Y)).square()).exp()
+    S = slice(60, None)
+    assert (K[S] / K[S, S].sum(1, keepdim=True)).sum(0).max() > 30 / 2  # the leading order is reached
 
 
 def test_mixing_norm_by_ascent(generator):
@@ -106,6 +134,21 @@ def test_a_star_moves_as_far_as_it_mixes():
     assert found >= norm(weights(Y)) * (1 - 1e-8)
 
 
+@pytest.mark.parametrize("q", [2, 5, 8])
+def test_shifted_star(q):
+    """Moving its leaders along the shift moves the satellites as the proof estimates, and the bound holds."""
+    X = star_inputs(q, shifted=True)
+    n, k = X.shape
+    assert (n, k) == (q**2 + 4 * q, q**2 + 1)
+    eye, move = torch.eye(k, dtype=torch.float64)[None], torch.zeros_like(X)
+    move[: 4 * q, -1] = (4 * q) ** -0.5
+    J = AutogradJacobian(lambda Z: l2_attention_map(Z, k**0.25 * eye, eye), X)
+    along = J.matvec(move)[4 * q :, :-1].diagonal().square().sum()  # each satellite along its own direction
+    assert math.log(2) / 64 * q * math.log(q) <= along <= 1.6 * math.log(2) / 64 * q * math.log(q)
+    sigma = local_lipschitz(lambda Z: l2_attention_map(Z, k**0.25 * eye, eye), X, tol=1e-6).value
+    assert along.sqrt() <= sigma <= bounds.l2_attention_upper(n=n, head_dim=k, norms_q=[k**0.25], norms_v=[1.0])
+
+
 def test_tied_queries_and_keys_on_a_sphere(generator):
     """Any positive semidefinite A, tokens with equal scores for themselves: softmax mixes no worse."""
     A = torch.randn(4, 4, generator=generator, dtype=torch.float64)
@@ -144,26 +187,26 @@ def test_bound_is_reached_by_one_token():
 
 
 def test_bound_by_hand():
-    """Each of the three is the least somewhere, and is what the formula says."""
+    """Each of the two is the less somewhere, and is what the formula says."""
 
     def parts(n, k):
         c = math.log(n)
         for _ in range(50):  # c e^{c+1} = n − 1, by Newton's method
             c -= (c * math.exp(c + 1) - n + 1) / ((c + 1) * math.exp(c + 1))
-        columns, T = (3 + math.sqrt(2 * math.pi * k)) ** k, max(1, math.log(n) / 2)
-        return [(1 + 2 * math.sqrt(2 * c * T)) * n**0.25 + 2 * c,
-                math.sqrt(math.e * columns) + 2 * c + 2 * math.sqrt(2 * c * columns),
-                math.sqrt(n) * (1 + 4 * c)]  # fmt: skip
+        columns, mixing = (3 + math.sqrt(2 * math.pi * k)) ** k, min(n**0.5, n**0.5 / 2 + 5 / 4) ** 0.5
+        return [mixing + 2**0.75 * math.sqrt(c) * n**0.25 + 2 * c,
+                math.sqrt(math.e * columns) + 2 * c + 2 * math.sqrt(2 * c * columns)]  # fmt: skip
 
-    least, size = set(), {"norms_q": [2.0, 1.0], "norms_v": [3.0, 0.5], "norm_o": 1.5}
-    for n, k in ((2, 4), (5, 4), (50, 4), (200, 1), (5000, 1)):  # T = 1 at n = 5
-        three = parts(n, k)
-        least.add(three.index(min(three)))
+    less, size = set(), {"norms_q": [2.0, 1.0], "norms_v": [3.0, 0.5], "norm_o": 1.5}
+    for n, k in ((2, 4), (5, 4), (50, 4), (200, 1), (10**6, 1)):
+        two = parts(n, k)
+        assert min(two) <= bounds.kim2021_l2_upper(n=n, head_dim=1, norms_q=[1.0], norms_v=[1.0])
+        less.add(two.index(min(two)))
         for log in (False, True):
             found = bounds.l2_attention_upper(n=n, head_dim=k, log=log, **size)
-            expected = min(three) * math.sqrt(16 * 9 + 0.25) * 1.5 / math.sqrt(k)
+            expected = min(two) * math.sqrt(16 * 9 + 0.25) * 1.5 / math.sqrt(k)
             assert found == pytest.approx(math.log(expected) if log else expected, rel=1e-9)
-    assert least == {0, 1, 2}
+    assert less == {0, 1}
 
 
 def test_edges_and_bad_input():
