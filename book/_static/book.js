@@ -76,7 +76,7 @@ const stackTables = () => document.querySelectorAll(".bd-article table:not(.scor
   if (!narrow.matches || names.length < 3 || !t.clientWidth) return;
   const tall = [...t.rows].some((r) => r.clientHeight > 240), wordy = [...t.querySelectorAll("td")].some((c) => c.textContent.length > 24);
   if (!tall && (!wordy || t.scrollWidth <= t.parentElement.clientWidth + 1)) return;
-  t.querySelectorAll("tbody tr").forEach((r) => [...r.cells].forEach((c, i) => { c.dataset.column = names[i] || ""; }));
+  t.querySelectorAll("tbody tr").forEach((r) => [...r.cells].forEach((c, i) => { c.dataset.column = names[i] || ""; c.classList.toggle("blank", !c.textContent.trim()); }));
   t.classList.add("stacked");
 });
 const markMore = (b) => b.classList.toggle("more", b.scrollLeft + b.clientWidth < b.scrollWidth - 3);
