@@ -15,6 +15,9 @@ def check_real_tensor(name: str, value: object, *, ndim: int | None = None, min_
     """Return ``value`` if it is a finite float32 or float64 tensor of the stated rank, else raise."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor, got {type(value).__name__}")
+    if value.layout != torch.strided or value.is_meta:
+        kind = "on the meta device" if value.is_meta else f"of layout {value.layout}"
+        raise TypeError(f"{name}: expected a dense tensor with entries, got one {kind}")
     if value.dtype not in _REAL:
         raise TypeError(
             f"{name}: expected float32 or float64, got {str(value.dtype).removeprefix('torch.')} "
@@ -73,7 +76,7 @@ def check_number(
     outside = number <= minimum if strict else number < minimum
     if outside or number > maximum:
         above = f"{'more than' if strict else 'at least'} {minimum:g}"
-        below = f" and at most {maximum:g}" if math.isfinite(maximum) else ""
+        below = f" and at most {maximum:.12g}" if math.isfinite(maximum) else ""
         raise ValueError(f"{name}: expected a number {above}{below}, got {number:g}")
     return number
 

@@ -83,7 +83,9 @@ def _log_excess(sigma: ndarray, theta: ndarray, couplings: ndarray, overlap: flo
     scale = np.where(exhausted, 1, sigma)[:, None]
     factors = (sigma[:, None] / scale) ** 2 - (theta / scale) ** 2
     factors, couplings = (np.where(exhausted[:, None], 1, x) for x in (factors, couplings / scale**2))
-    return np.where(exhausted, np.inf, (np.log(factors) - np.log(couplings)).sum(1) + math.log(overlap))
+    with np.errstate(divide="ignore"):  # a tolerance below rounding: nothing is ruled out
+        factors = np.log(factors)
+    return np.where(exhausted, np.inf, (factors - np.log(couplings)).sum(1) + math.log(overlap))
 
 
 def largest_growth(theta: ndarray, alphas: ndarray, betas: ndarray, steps: ndarray, overlap: float) -> ndarray:

@@ -60,7 +60,7 @@ def worst_case_inputs(A: Tensor, n: int, radius: float, *, causal: bool = False)
     >>> worst_case_inputs(-3 * torch.eye(1), n=500, radius=1.0).flatten().unique(return_counts=True)
     (tensor([-1.,  1.]), tensor([  1, 499]))
     """
-    check_square("A", A)
+    A = check_square("A", A).detach()
     n, radius = check_count("n", n), check_number("radius", radius, minimum=0)
     scores = A.double() * radius * radius  # as a tensor: past float64's range it is infinite, not an error
     if not bool(torch.isfinite(scores).all()):
@@ -139,6 +139,8 @@ def leader_and_crowd(head: Attention, n: int, radius: float) -> Crowd:
         raise ValueError("head: expected scores that depend on the key, all of the crowd's are equal")
     z = radius * y / y.norm() - x2
     lead = y @ z
+    if not bool(torch.isfinite(lead)):
+        raise ValueError(f"radius: expected scores within range of {lead.dtype}, got {radius:g}")
     others = torch.arange(1, n, device=y.device) if head.causal else torch.full((n - 1,), n - 1, device=y.device)
     lower = _leader_response(_reduced_value(head), y, z, torch.sigmoid(lead - others.to(y).log()))
     return Crowd(torch.cat([(x2 + z)[None], x2.expand(n - 1, -1)]), lead.item(), lower.item())
@@ -269,24 +271,29 @@ def _first_block_norm(A: Tensor, first: Tensor, others: Tensor, n: int) -> Tenso
     return (1 + s0 + top).sqrt()  # token 1 sees itself alone: 1
 
 
-def star_inputs(q: int, *, dimension: int | None = None, generator: torch.Generator | None = None) -> Tensor:
+def star_inputs(
+    q: int, *, dimension: int | None = None, shifted: bool = False, generator: torch.Generator | None = None
+) -> Tensor:
     r"""Points at which attention with squared distances mixes roughly (the book, "A zoo of attentions").
 
     2q leaders at the origin, and satellites at the distance :math:`\sqrt{\log q}` from them: q² at right angles to each
     other, or, in a given dimension k, :math:`\lceil q^2e^{-2\log^2q/k}\rceil` in random directions. With
     :math:`P_{ij}\propto e^{-\|y_i-y_j\|^2}`, :math:`\|P\|_2^2\ge q/8` for the first, at least
-    :math:`\tfrac q8\,e^{-2\log^2q/k}` in the mean for the second.
+    :math:`\tfrac q8\,e^{-2\log^2q/k}` in the mean for the second. The shifted star has 4q leaders, and all satellites
+    are moved by :math:`\sqrt{\log 2}` in a direction of their own: the map moves farther than it mixes,
+    :math:`\|D\|_2^2\ge\tfrac{\log 2}{64}\,q\log q`.
 
     Parameters
     ----------
     q : int
     dimension : int, optional
+    shifted : bool
     generator : torch.Generator, optional
         Source of the directions; a fixed seed if left out.
 
     Returns
     -------
-    Tensor, shape (n, q²) or (n, dimension)
+    Tensor, shape (n, q²) or (n, dimension), one column more if shifted
         float64, leaders first.
 
     Raises
@@ -306,10 +313,13 @@ def star_inputs(q: int, *, dimension: int | None = None, generator: torch.Genera
     else:
         check_count("dimension", dimension)
         generator = generator or torch.Generator().manual_seed(0)
-        satellites = math.ceil(q**2 * math.exp(-2 * math.log(q) ** 2 / dimension))
-        directions = torch.randn(satellites, dimension, generator=generator, dtype=torch.float64)
+        count = math.ceil(q**2 * math.exp(-2 * math.log(q) ** 2 / dimension))
+        directions = torch.randn(count, dimension, generator=generator, dtype=torch.float64)
         directions /= directions.norm(dim=1, keepdim=True)
-    return torch.cat([directions.new_zeros(2 * q, directions.shape[1]), math.sqrt(math.log(q)) * directions])
+    satellites = math.sqrt(math.log(q)) * directions
+    if shifted:
+        satellites = torch.nn.functional.pad(satellites, (0, 1), value=math.sqrt(math.log(2)))
+    return torch.cat([satellites.new_zeros(4 * q if shifted else 2 * q, satellites.shape[1]), satellites])
 
 
 @dataclass(frozen=True, eq=False)
@@ -505,6 +515,7 @@ class _Climber:
         self.value = torch.where(better, value, self.value)
         self.rate = torch.where(pick, 1.3 * self.rate, 0.5 * self.rate).clamp(1e-9, 1.0)
 
+    @torch.enable_grad()
     def _gradient(self) -> Tensor:
         """∇_y of u·D_Xf[v], u and v held fixed."""
         y = self.y.clone().requires_grad_()

@@ -144,8 +144,14 @@ class Attention:
                 raise ValueError(
                     f"mask: expected shape ({log_weights.shape[0]},)*2 as log_weights has, got {tuple(mask.shape)}"
                 )
-        n = mask.shape[0] if mask is not None else log_weights.shape[0] if log_weights is not None else 0
-        if n and not (self.mask_scores_(self.query.new_zeros(n, n), slice(0, n)) > -math.inf).any(-1).all():
+        seen = torch.ones((), dtype=torch.bool)
+        if mask is not None:
+            n = mask.shape[0]
+            seen = (self.mask_scores_(self.query.new_zeros(n, n), slice(0, n)) > -math.inf).any(-1)
+        elif log_weights is not None:  # without a mask the first key decides, or any: no n × n array
+            visible = log_weights > -math.inf
+            seen = visible[:1] if self.causal else visible.any()
+        if not seen.all():
             raise ValueError("mask, log_weights: expected at least one visible key in every row, got a row with none")
 
     @classmethod

@@ -50,11 +50,14 @@ def layer_constants(
     Raises
     ------
     ValueError, IndexError
-        If the text is too short, a length exceeds the model's positions, or there is no such layer.
+        If no layer or length is given, the text is too short, a length exceeds the model's positions, or there is no
+        such layer.
     RuntimeError
         If a constant did not converge to the tolerance.
     """
-    layers = range(model.n_layers) if layers is None else layers
+    layers, lengths = list(range(model.n_layers) if layers is None else layers), list(lengths)
+    if not (layers and lengths):
+        raise ValueError(f"layers, lengths: expected at least one of each, got {layers} and {lengths}")
     attentions = [model.attention(layer) for layer in layers]
     columns = []
     for n in lengths:
@@ -90,6 +93,11 @@ def term_shares(attention: Attention, X: Tensor, found: SpectralNorm) -> Tensor:
     Tensor, shape (…, 3)
         Mixing, own query, others' keys (:data:`TERMS`).
 
+    Raises
+    ------
+    ValueError
+        If a constant is zero.
+
     Examples
     --------
     >>> import torch
@@ -98,6 +106,8 @@ def term_shares(attention: Attention, X: Tensor, found: SpectralNorm) -> Tensor:
     >>> term_shares(f, X, local_lipschitz(f, X)).round(decimals=3).tolist()
     [1.0, 0.0, 0.0]
     """
+    if not bool((found.value > 0).all()):
+        raise ValueError("found: expected constants other than zero, of which there are no shares")
     linear = replace(attention, query_bias=None, key_bias=None, value_bias=None)
     queries, keys, values = attention.project(X)
     dq, dk, dv = linear.project(found.right)

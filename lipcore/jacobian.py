@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import itertools
 import math
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -22,6 +25,7 @@ TILE_BYTES = 2**19
 ACCELERATOR_TILE_BYTES = 2**26
 #: Rows of a tile at least, where n allows: thinner matrix products waste the machine.
 TILE_ROWS = 64
+_AUTODIFF = threading.RLock()  # forward mode and the choice of kernels belong to the process: one thread at a time
 
 
 class LinearOperator:
@@ -157,9 +161,12 @@ class AttentionJacobian(LinearOperator):
     tensor([1., 1., 1.])
     """
 
+    @torch.no_grad()
     def __init__(self, attention: Attention, X: Tensor, *, store: bool | None = None) -> None:
         self.attention = attention
         X = attention.check_input(X).detach()
+        unbiased = copy.copy(attention)  # not replace(), which checks all weights again
+        object.__setattr__(unbiased, "value_bias", None)  # it drops out: kept, a large one would cost digits
         self.batch_shape, self.input_shape = tuple(X.shape[:-2]), (X.shape[-2], attention.d)
         self.output_shape = (X.shape[-2], attention.output_dim)
         self.dtype, self.device = X.dtype, X.device
@@ -168,7 +175,7 @@ class AttentionJacobian(LinearOperator):
             [attention.scale * attention.query, attention.key, attention.value], dim=1
         )
         # a "row of heads" for each member of the batch and each head: (batch·heads, n, k | k | p)
-        self._q, self._k, self._v = (part.flatten(0, -3).contiguous() for part in attention.project(X))
+        self._q, self._k, self._v = (part.flatten(0, -3).contiguous() for part in unbiased.project(X))
         check_scores(self._q, self._k)
         self._weights = None
         if store or (store is None and len(self._q) * X.shape[-2] ** 2 * self.dtype.itemsize <= WEIGHTS_BYTES):
@@ -207,6 +214,7 @@ class AttentionJacobian(LinearOperator):
         """Put zero for weights far below rounding: in products they become subnormal, ten times slower to work with."""
         return torch.threshold_(P, math.sqrt(torch.finfo(self.dtype).tiny), 0.0)
 
+    @torch.no_grad()
     def matvec(self, H: Tensor) -> Tensor:
         """D_X f[H], shape (…, n, output_dim)."""
         dq, dk, dv = self._tangents(self._check("H", H, self.input_shape))
@@ -222,6 +230,7 @@ class AttentionJacobian(LinearOperator):
             tile.baddbmm_(P, dv[heads, seen])  # mixing
         return self.attention.join_heads(out.unflatten(0, (*self.batch_shape, self.attention.heads)))
 
+    @torch.no_grad()
     def rmatvec(self, G: Tensor) -> Tensor:
         """(D_X f)ᵀ[G], shape (…, n, d): each term of :meth:`matvec` turned round."""
         g = self._split_heads(self._check("G", G, self.output_shape))
@@ -289,10 +298,11 @@ class AutogradJacobian(LinearOperator):
     def __init__(self, fn: Callable[[Tensor], Tensor], X: Tensor) -> None:
         if not callable(fn):
             raise TypeError(f"fn: expected a callable, got {type(fn).__name__}")
-        self._X = check_tokens(X).detach()
+        X = check_tokens(X)
         _refuse_training(fn)
         self._fn = fn
-        with torch.no_grad():
+        with _autodiff(), torch.no_grad():
+            self._X = X.detach().clone(memory_format=torch.contiguous_format)
             value = self._call(self._X)
             self._check_output(value)
             if not torch.equal(value, self._call(self._X)):
@@ -304,7 +314,7 @@ class AutogradJacobian(LinearOperator):
 
     def _call(self, X: Tensor) -> Tensor:
         with sdpa_kernel(SDPBackend.MATH):
-            return self._fn(X)
+            return self._fn(X.clone())  # a map that works in place must not change X
 
     def _check_output(self, value: object) -> None:
         if not isinstance(value, Tensor):
@@ -326,7 +336,7 @@ class AutogradJacobian(LinearOperator):
         self._check("H", H, self.input_shape)
         if self._push is None:
             self._push = _explained(self._trace_push)
-        return _explained(lambda: self._push(H))
+        return _explained(lambda: self._push(H.clone()))  # clones, for tensors made in inference mode
 
     def _trace_push(self) -> Callable[[Tensor], Tensor]:
         try:  # traced once, the tangent map costs half of a jvp
@@ -341,7 +351,14 @@ class AutogradJacobian(LinearOperator):
         self._check("G", G, self.output_shape)
         if self._pull is None:
             self._pull = _explained(lambda: torch.func.vjp(self._call, self._X)[1])
-        return self._pull(G)[0]
+        return _explained(lambda: self._pull(G.clone()))[0]
+
+
+@contextlib.contextmanager
+def _autodiff() -> Iterator[None]:
+    """Alone, and outside inference mode, in which derivatives would be zero without a word."""
+    with _AUTODIFF, torch.inference_mode(False):
+        yield
 
 
 def _refuse_training(fn: Callable) -> None:
@@ -356,7 +373,8 @@ def _refuse_training(fn: Callable) -> None:
 def _explained(compute: Callable):
     """Run ``compute``; where autodiff has no rule, say in one line what to change."""
     try:
-        return compute()
+        with _autodiff():
+            return compute()
     except (NotImplementedError, RuntimeError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise NotImplementedError(

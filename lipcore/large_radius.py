@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lipcore._checks import check_count, check_number
 from lipcore.attention import Attention
+from lipcore.bounds._logarithms import exp, log_, log_add, log_times
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,8 +148,9 @@ def large_radius_error(
         check_number(name, value, minimum=0)
     if not gap > 0:
         raise ValueError(f"gap: expected a number above 0, got {gap}")
-    constant = 5 + 2 * math.sqrt(5 * n) if ties else 4 + 2 * math.sqrt(2 * n)
     if gap == math.inf:
         return 0.0
-    missing = (n - 1) * math.exp(-(t**2) * gap)  # mass of a row that lies off its maximisers, at most
-    return norm_v * missing * (math.sqrt(2 * n) + norm_a * radius**2 * t**2 * constant)
+    constant = 5 + 2 * math.sqrt(5 * n) if ties else 4 + 2 * math.sqrt(2 * n)
+    log_growth = log_(norm_a) + 2 * log_(radius) + 2 * log_(t) + math.log(constant)  # in logarithms: no overflow
+    log_missing = log_(n - 1) - t * t * gap  # mass of a row off its maximisers, at most
+    return exp(log_times(log_(norm_v), log_missing, log_add(math.log(2 * n) / 2, log_growth)))

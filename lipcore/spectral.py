@@ -121,12 +121,16 @@ def spectral_norm(
         operator = MatrixOperator(operator)
     if not isinstance(operator, LinearOperator):
         raise TypeError(f"operator: expected a LinearOperator or a torch.Tensor, got {type(operator).__name__}")
+    if operator.dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"operator: expected one of float32 or float64, got {operator.dtype}")
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(f"generator: expected a torch.Generator, got {type(generator).__name__}")
     if method not in ("lanczos", "power"):
         raise ValueError(f"method: expected 'lanczos' or 'power', got {method!r}")
     tol = check_number("tol", tol, minimum=0, strict=True, maximum=1)
     probability = check_number("probability", probability, minimum=0, strict=True, maximum=1 - 1e-12)
     if max_iterations is not None:
-        check_count("max_iterations", max_iterations)
+        max_iterations = check_count("max_iterations", max_iterations)
     start = _random_start(operator, generator)
     overlap = _overlap_quantile(start.shape[-1], 1 - probability)
     run = _lanczos if method == "lanczos" else _power
@@ -171,11 +175,12 @@ def local_lipschitz(attention_or_callable, X: Tensor, *, tol: float = 1e-4, **op
     if not isinstance(attention_or_callable, Attention):
         return spectral_norm(AutogradJacobian(attention_or_callable, X), tol=tol, **options)
     attention_or_callable.check_input(X)
-    small, inputs, outputs = attention_or_callable.compressed()  # a head alone works in its own few dimensions
-    if small is attention_or_callable:
-        return spectral_norm(small.jacobian(X), tol=tol, **options)
-    found = spectral_norm(small.jacobian(X @ inputs), tol=tol, **options)
-    return replace(found, left=found.left @ outputs.mT, right=found.right @ inputs.mT)
+    with torch.no_grad():
+        small, inputs, outputs = attention_or_callable.compressed()  # a head alone works in its own few dimensions
+        if small is attention_or_callable:
+            return spectral_norm(small.jacobian(X), tol=tol, **options)
+        found = spectral_norm(small.jacobian(X @ inputs), tol=tol, **options)
+        return replace(found, left=found.left @ outputs.mT, right=found.right @ inputs.mT)
 
 
 def _random_start(operator: LinearOperator, generator: torch.Generator | None) -> Tensor:
@@ -201,17 +206,22 @@ class _Products:
     def __init__(self, operator: LinearOperator) -> None:
         self.operator = operator
         self.scale: Tensor | None = None
-        self._batch_ndim = len(operator.batch_shape)
 
     def matvec(self, v: Tensor) -> Tensor:
-        return self._scaled(self.operator.matvec(v.unflatten(-1, self.operator.input_shape)))
+        return self._scaled(self.operator.matvec(_shaped(v, self.operator.input_shape)))
 
     def rmatvec(self, u: Tensor) -> Tensor:
-        return self._scaled(self.operator.rmatvec(u.unflatten(-1, self.operator.output_shape)))
+        return self._scaled(self.operator.rmatvec(_shaped(u, self.operator.output_shape)))
 
     def _scaled(self, product: Tensor) -> Tensor:
-        product = product.detach().flatten(self._batch_ndim)  # a module's parameters may ask for gradients
+        product = product.detach()  # a module's parameters may ask for gradients
+        product = product.reshape(*self.operator.batch_shape, -1)
         return product if self.scale is None else product / self.scale
+
+
+def _shaped(flat: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """(*batch, N) → (*batch, *shape), where shape may be empty: one number."""
+    return flat.reshape((*flat.shape[:-1], *shape))
 
 
 class _Basis:
@@ -370,17 +380,22 @@ def _result(operator, value, upper, residual, iterations, converged, left, right
     return SpectralNorm(
         value=value, lower=value, upper=upper, probability=math.nan, residual=residual.to(**like),
         iterations=iterations.to(operator.device), converged=converged.to(operator.device),
-        left=left.unflatten(-1, operator.output_shape), right=right.unflatten(-1, operator.input_shape),
+        left=_shaped(left, operator.output_shape), right=_shaped(right, operator.input_shape),
     )  # fmt: skip
 
 
 def _with_bound(found: SpectralNorm, upper_bound: Tensor | float) -> SpectralNorm:
     """Put a bound that always holds in the place of the one that holds with a probability."""
-    bound = torch.as_tensor(upper_bound, dtype=found.value.dtype, device=found.value.device)
+    shape = tuple(found.value.shape)
+    try:
+        bound = torch.as_tensor(upper_bound, dtype=found.value.dtype, device=found.value.device).detach().expand(shape)
+    except (TypeError, ValueError, RuntimeError) as error:
+        what = f"shape {tuple(upper_bound.shape)}" if isinstance(upper_bound, Tensor) else repr(upper_bound)
+        raise ValueError(f"upper_bound: expected a number, or a tensor of shape {shape}, got {what}") from error
     rounding = 1 + 64 * torch.finfo(found.value.dtype).eps
     if bool((bound * rounding < found.value).any()) or bool(bound.isnan().any()):
         raise ValueError(
             f"upper_bound: expected at least the value found, {found.value.max().item():.6g}, "
             f"got {bound.min().item():.6g}"
         )
-    return replace(found, upper=torch.maximum(bound.expand_as(found.value), found.value), probability=1.0)
+    return replace(found, upper=torch.maximum(bound, found.value), probability=1.0)

@@ -131,7 +131,7 @@ def refine_exponent(
     Raises
     ------
     ValueError, TypeError
-        As :func:`fit_exponent`; also if lengths have different numbers of values.
+        As :func:`fit_exponent`; also if lengths have different numbers of values, or ``draw`` returns another number.
 
     Examples
     --------
@@ -153,6 +153,8 @@ def refine_exponent(
             return fit, values
         more = min(have, most - have)
         drawn = [np.asarray(draw(length, have, more), dtype=float).reshape(-1) for length in n]
+        if {len(sample) for sample in drawn} != {more}:  # else it might never end
+            raise ValueError(f"draw: expected {more} values at each length, got {[len(sample) for sample in drawn]}")
         values = [np.concatenate(pair) for pair in zip(values, drawn, strict=True)]
 
 

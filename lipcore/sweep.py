@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _STALE_SECONDS = 3600.0  # an unfinished file this old was left by a run that was killed
 _PLAN_LISTS = ("models", "texts", "lengths", "layers", "heads")
+_MEASURED = ["sequence", "probability", "sigma", "lower", "upper", "iterations", "converged", "released",
+             "radius_rms", "radius_max"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -70,9 +72,17 @@ class Cell:
     local: bool = False
 
     def __post_init__(self) -> None:
-        for name, minimum in (("layer", 0), ("n", 1), ("count", 1), ("start", 0)):
-            check_count(name, getattr(self, name), minimum=minimum)
-        check_number("tol", self.tol, minimum=0, strict=True, maximum=1)
+        kept = {  # as plain numbers, whatever came: equal cells have equal keys
+            name: check_count(name, getattr(self, name), minimum=minimum)
+            for name, minimum in (("layer", 0), ("n", 1), ("count", 1), ("start", 0))
+        }
+        kept["head"] = None if self.head is None else check_count("head", self.head, minimum=0)
+        kept["tol"] = check_number("tol", self.tol, minimum=0, strict=True, maximum=1)
+        for name, value in kept.items():
+            object.__setattr__(self, name, value)
+        for name, kind in (("model", str), ("text", str), ("decoder", bool), ("local", bool)):
+            if not isinstance(getattr(self, name), kind):
+                raise TypeError(f"{name}: expected a {kind.__name__}, got {getattr(self, name)!r}")
         if self.dtype not in _DTYPES:
             raise ValueError(f"dtype: expected one of {', '.join(_DTYPES)}, got {self.dtype!r}")
 
@@ -252,6 +262,10 @@ def sweep(
     cells, store = list(dict.fromkeys(cells)), Path(folder) / "cells"
     if not cells:
         raise ValueError("cells: expected at least one cell, got none")
+    if wrong := [cell for cell in cells if not isinstance(cell, Cell)]:
+        raise TypeError(f"cells: expected Cells, got {wrong[0]!r}")
+    if executor is not None and not isinstance(executor, Executor):
+        raise TypeError(f"executor: expected a concurrent.futures.Executor, got {type(executor).__name__}")
     store.mkdir(parents=True, exist_ok=True)
     _remove_stale(store)
     missing = _ordered(cell for cell in cells if _read(store, cell) is None)
@@ -373,11 +387,18 @@ def _finished(
             except Exception as error:
                 yield cell, error
         return
-    futures: dict[Future, Cell] = {executor.submit(_timed, cell): cell for cell in cells}
+    futures: dict[Future, Cell] = {}
     try:
+        for cell in cells:
+            try:
+                futures[executor.submit(_timed, cell)] = cell
+            except Exception as error:  # say a pool that broke: what it had finished is saved all the same
+                yield cell, error
         for future in as_completed(futures):
-            error = future.exception()
-            yield futures[future], future.result() if error is None else error
+            try:
+                yield futures[future], future.result()
+            except Exception as error:
+                yield futures[future], error
     finally:  # interrupted: what has not begun is not worth waiting for
         for future in futures:
             future.cancel()
@@ -467,10 +488,11 @@ def _read(store: Path, cell: Cell) -> pd.DataFrame | None:
     import pandas as pd
 
     try:
-        part = pd.read_parquet(_path(store, cell))
-    except (OSError, ValueError):  # absent, cut off, or no Parquet file at all
+        part = pd.read_parquet(_path(store, cell), page_checksum_verification=True)
+        complete = len(part[[*asdict(cell), *_MEASURED]]) == cell.count
+    except Exception:  # absent, cut off, no Parquet file at all, or one of something else: readers raise what they like
         return None
-    return part if len(part) == cell.count else None
+    return part if complete else None
 
 
 def _save(rows: list[dict] | pd.DataFrame, seconds: float, path: Path) -> None:
@@ -486,7 +508,7 @@ def _write(table: pd.DataFrame, path: Path, **options) -> None:
     """Write a table whole or not at all: a killed run leaves no half-written file."""
     temporary = path.with_name(f"{path.stem}-{uuid.uuid4().hex}.part")
     try:
-        table.to_parquet(temporary, index=False, **options)
+        table.to_parquet(temporary, index=False, write_page_checksum=True, **options)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -122,7 +122,8 @@ def sequences(
     ids = model.encode(text) if isinstance(text, str) else _check_vector(text)
     spare = len(ids) - piece * count
     if not isinstance(start, torch.Generator):
-        spare -= check_count("start", start, minimum=0)
+        start = check_count("start", start, minimum=0)
+        spare -= start
     if spare < 0:
         wanted = f"{count} × {piece}" + (f" from token {start}" if isinstance(start, int) and start else "")
         raise ValueError(f"text: expected at least {wanted} tokens, it has {len(ids)}")

@@ -42,6 +42,7 @@ class TokenAttack:
     history: Tensor
 
 
+@torch.enable_grad()
 def token_scores(model: LanguageModel, layer: int, ids: Tensor) -> Tensor:
     r"""First-order change of :math:`\sigma_{\max}` for every token of the vocabulary at every position.
 
@@ -167,7 +168,7 @@ def guided_search(
         If the ids, the layer, ``copies`` or ``allowed`` do not fit the model.
     """
     allowed, per_position = _check_allowed(model, allowed), check_count("per_position", per_position)
-    copies = _check_copies(copies, ids)
+    copies = _check_copies(copies, _check_sequence(model, ids))
 
     def propose(search: _Search, count: int) -> list[_Exchange]:
         if search.pools is None:
@@ -205,7 +206,8 @@ def random_search(
     -------
     TokenAttack
     """
-    tokens, copies = _check_allowed(model, allowed).nonzero()[:, 0], _check_copies(copies, ids)
+    tokens = _check_allowed(model, allowed).nonzero()[:, 0]
+    copies = _check_copies(copies, _check_sequence(model, ids))
 
     def propose(search: _Search, count: int) -> list[_Exchange]:
         drawn = []
@@ -289,6 +291,8 @@ def _search(model, layer, ids, propose, evaluations, batch, generator, progress)
 
 def _check_copies(copies: Sequence[int], ids: Tensor) -> list[int]:
     """As a list without counts that exceed the sequence (one copy always fits)."""
+    if not isinstance(copies, Sequence):
+        raise TypeError(f"copies: expected a sequence of counts, got {copies!r}")
     checked = [check_count("copies", c) for c in copies]
     if not checked:
         raise ValueError("copies: expected at least one count, got none")

@@ -18,28 +18,51 @@ const reveal = () => {
 addEventListener("hashchange", reveal);
 addEventListener("DOMContentLoaded", reveal);
 
-// A formula that is wider than its line is set smaller, as far as it can still be read; what is wider all the same
-// scrolls in its own box, fades where it goes on, and can be scrolled with the keyboard.
+// A formula that is wider than its line is set a little smaller, or broken (formulas.js); then smaller again, as far as
+// it can still be read. What is wider all the same scrolls in its own box, fades where it goes on, and can be scrolled
+// with the keyboard.
 const boxes = ".bd-article div.math, .bd-article pre, .bd-article .pst-scrollable-table-container, .bd-article .cell_output, .bd-article .output.text_html, .bd-article .figure-box, .bd-article mjx-container";
-const smallest = { inline: 0.7, display: 0.6 };
+const smallest = { inline: 0.7, display: 0.6, whole: 0.85 };
 const narrow = matchMedia("(max-width: 600px)");
+const displayed = (m) => m.getAttribute("display") === "true";
+const lineOf = (m) => m.closest("p, li, dd, td, th, figcaption, h1, h2, h3") || m.parentElement;
+const widthOf = (m) => {
+  if (displayed(m)) return [m.scrollWidth, m.clientWidth];
+  const line = lineOf(m), style = getComputedStyle(line), own = (m.querySelector("mjx-math") || m).getBoundingClientRect().width, kept = m.closest(".together");
+  const beside = kept ? kept.getBoundingClientRect().width - (m.closest("span.math") || m).getBoundingClientRect().width : 0;  // the stop or the bracket
+  const room = line.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
+  return [own, room && room - beside];
+};
+const resize = (m, factor) => { m.style.fontSize = `${factor * parseFloat(m.dataset.size)}%`; };
 const fitFormulas = () => {
   const formulas = [...document.querySelectorAll(".bd-article mjx-container")];
-  formulas.forEach((m) => { m.classList.remove("wide"); m.style.fontSize = m.dataset.size ??= m.style.fontSize || "100%"; });
-  const sizes = formulas.map((m) => {
-    if (m.getAttribute("display") === "true") return [m.scrollWidth, m.clientWidth, smallest.display];
-    const line = m.closest("p, li, dd, td, th, figcaption, h1, h2, h3") || m.parentElement, style = getComputedStyle(line);
-    const own = m.getBoundingClientRect().width, kept = m.closest(".together");
-    const beside = kept ? kept.getBoundingClientRect().width - own : 0;  // the stop or the bracket
-    const room = line.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
-    return [own, room && room - beside, smallest.inline];
+  formulas.forEach((m) => {
+    m.classList.remove("wide");
+    joinFormula(m);
+    m.style.fontSize = m.dataset.size ??= m.style.fontSize || "100%";
   });
-  formulas.forEach((m, i) => {
-    const [is, may, least] = sizes[i];
+  const sizes = formulas.map(widthOf), broken = [];
+  const fit = (m, is, may, least) => {
     if (!(may > 0) || is <= may + 1) return;
     const factor = Math.max(least, (0.995 * may) / is);
-    m.style.fontSize = `${factor * parseFloat(m.dataset.size)}%`;
-    if (is * factor > may && m.getAttribute("display") !== "true") m.classList.add("wide");
+    resize(m, factor);
+    if (is * factor > may && !displayed(m)) m.classList.add("wide");
+  };
+  formulas.forEach((m, i) => {
+    const [is, may] = sizes[i];
+    if (!(may > 0) || is <= may + 1) return;
+    const whole = may / is >= smallest.whole;
+    if (!whole && (displayed(m) ? breakFormula(m, may / 0.92) : softenFormula(m, may))) broken.push(m);
+    else fit(m, is, may, displayed(m) ? smallest.display : smallest.inline);
+  });
+  broken.filter(displayed).map((m) => [m, ...widthOf(m), smallest.display]).forEach((all) => fit(...all));
+  // A piece of a sentence's formula that is too long by itself.
+  broken.filter((m) => !displayed(m)).map((m) => [m, lineOf(m)]).forEach(([m, line]) => {
+    const right = Math.max(...[...m.querySelectorAll("mjx-math > *")].map((e) => e.getBoundingClientRect().right)), end = line.getBoundingClientRect().right - parseFloat(getComputedStyle(line).paddingRight);
+    if (right <= end + 1) return;
+    const left = m.getBoundingClientRect().left;
+    if ((end - left) / (right - left) >= smallest.inline) resize(m, (0.99 * (end - left)) / (right - left));
+    else { joinFormula(m); fit(m, ...widthOf(m), smallest.inline); }
   });
 };
 // A number and its unit are not broken; a sentence in a table may be.
@@ -53,7 +76,7 @@ const stackTables = () => document.querySelectorAll(".bd-article table:not(.scor
   if (!narrow.matches || names.length < 3 || !t.clientWidth) return;
   const tall = [...t.rows].some((r) => r.clientHeight > 240), wordy = [...t.querySelectorAll("td")].some((c) => c.textContent.length > 24);
   if (!tall && (!wordy || t.scrollWidth <= t.parentElement.clientWidth + 1)) return;
-  t.querySelectorAll("tbody tr").forEach((r) => [...r.cells].forEach((c, i) => { c.dataset.column = names[i] || ""; }));
+  t.querySelectorAll("tbody tr").forEach((r) => [...r.cells].forEach((c, i) => { c.dataset.column = names[i] || ""; c.classList.toggle("blank", !c.textContent.trim()); }));
   t.classList.add("stacked");
 });
 const markMore = (b) => b.classList.toggle("more", b.scrollLeft + b.clientWidth < b.scrollWidth - 3);

@@ -62,7 +62,7 @@ def score_gap(A: Tensor) -> tuple[float, Tensor]:
     >>> round(gap, 9)
     3.0
     """
-    A = check_square("A", A).double()
+    A = check_square("A", A).detach().double()
     scaled, basis, size = _compress(A)
     if size == 0:
         return 0.0, torch.eye(len(A), dtype=A.dtype, device=A.device)[0]
@@ -96,7 +96,7 @@ def score_gap_upper(A: Tensor) -> float:
     >>> abs(score_gap_upper(A) - score_gap(A)[0]) < 1e-12
     True
     """
-    scaled, _, size = _compress(check_square("A", A).double())
+    scaled, _, size = _compress(check_square("A", A).detach().double())
     return size * max(_solved(scaled)[0], 0.0) if size else 0.0
 
 

@@ -17,11 +17,11 @@ def l2_attention_upper(
     r"""Upper bound of the Lipschitz constant of L2 attention on all inputs (the book, "A zoo of attentions").
 
     .. math:: \Big( \sum_h \|Q_h\|_2^4\|V_h\|_2^2 \Big)^{1/2} \frac{\|W^O\|_2}{\sqrt k}\; \min\Big\{
-        \big(1 + 2\sqrt{2cT}\big)\, n^{1/4} + 2c,\;\; \sqrt{e\,c_k} + 2c + 2\sqrt{2c\,c_k},\;\; (1 + 4c)\sqrt n \Big\}
+        \mu + 2^{3/4}\sqrt c\, n^{1/4} + 2c,\;\; \sqrt{e\,c_k} + 2c + 2\sqrt{2c\,c_k} \Big\}
 
-    with :math:`c e^{c+1} = n - 1`, :math:`T = \max(1, \tfrac12\log n)` and :math:`c_k = (3 + \sqrt{2\pi k})^k`. The
-    first holds in any head dimension k, the second does not grow faster than log n at a fixed one, the third is that
-    of :func:`kim2021_l2_upper`.
+    with :math:`c e^{c+1} = n - 1`, :math:`\mu^2 = \min(\sqrt n, \tfrac12\sqrt n + \tfrac54)` and
+    :math:`c_k = (3 + \sqrt{2\pi k})^k`. The first holds in any head dimension k, where :math:`n^{1/4}\sqrt{\log n}` is
+    the exact order; the second does not grow faster than log n at a fixed k.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ def l2_attention_upper(
     >>> size = {"head_dim": 64, "norms_q": [1.0], "norms_v": [1.0]}
     >>> from lipcore.bounds import kim2021_l2_upper
     >>> round(kim2021_l2_upper(n=4096, **size) / l2_attention_upper(n=4096, **size), 1)
-    11.7
+    30.7
     """
     n, k = check_count("n", n), check_count("head_dim", head_dim)
     if len(norms_q) != len(norms_v):
@@ -57,8 +57,9 @@ def l2_attention_upper(
                     for q, v in zip(norms_q, norms_v, strict=True))  # fmt: skip
     c = lambertw(exp(log_(n - 1) - 1)).real
     own_query, log_n = log_(2 * c), math.log(n)
-    any_dimension = log_n / 4 + math.log1p(2 * math.sqrt(2 * c * max(1.0, log_n / 2)))
+    mixing = min(log_n / 2, log_add(log_n / 2 - math.log(2), math.log(1.25))) / 2  # log μ
+    any_dimension = log_add(mixing, log_n / 4 + 0.75 * math.log(2) + log_(c) / 2)
     columns = k * math.log(3 + math.sqrt(2 * math.pi * k))  # log c_k
     this_dimension = columns / 2 + math.log(math.sqrt(math.e) + 2 * math.sqrt(2 * c))
-    one_head = min(log_add(any_dimension, own_query), log_add(this_dimension, own_query), log_n / 2 + math.log1p(4 * c))
+    one_head = log_add(min(any_dimension, this_dimension), own_query)
     return finish(log_times(one_head, (heads - math.log(k)) / 2, log_norm(norm_o, "norm_o")), log)

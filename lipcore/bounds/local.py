@@ -42,9 +42,8 @@ def local_upper(attention: Attention, X: Tensor) -> Tensor:
     >>> round(local_upper(f, torch.randn(3, 2)).item(), 4)
     1.0
     """
-    attention.check_input(X)
-    flat = X.flatten(0, -3) if X.ndim > 2 else X[None]
-    return torch.stack([_local_upper_one(attention, tokens) for tokens in flat]).reshape(X.shape[:-2])
+    wide, flat = _in_double(attention, X)
+    return torch.stack([_local_upper_one(wide, tokens) for tokens in flat]).reshape(X.shape[:-2]).to(X.dtype)
 
 
 def local_terms(attention: Attention, X: Tensor) -> Tensor:
@@ -74,13 +73,19 @@ def local_terms(attention: Attention, X: Tensor) -> Tensor:
     >>> local_terms(f, torch.randn(4, 2)).round(decimals=4).abs()
     tensor([[3., 0., 0.]])
     """
-    attention.check_input(X)
-    flat = X.flatten(0, -3) if X.ndim > 2 else X[None]
+    attention, flat = _in_double(attention, X)
     W, left = attention.output, None
     if W is not None:
         left = _square_root(W.unflatten(1, (attention.heads, -1)).movedim(1, 0))
     parts = torch.stack([_head_terms(attention, tokens).parts(left) for tokens in flat])
-    return parts.reshape(*X.shape[:-2], attention.heads, 3)
+    return parts.reshape(*X.shape[:-2], attention.heads, 3).to(X.dtype)
+
+
+def _in_double(attention: Attention, X: Tensor) -> tuple[Attention, Tensor]:
+    """The layer, and X as (members, n, d), in float64: float32 would round small covariances to zero."""
+    attention.check_input(X)
+    flat = X.flatten(0, -3) if X.ndim > 2 else X[None]
+    return (attention, flat) if X.dtype == torch.float64 else (attention.to(torch.float64), flat.double())
 
 
 def _local_upper_one(attention: Attention, X: Tensor) -> Tensor:

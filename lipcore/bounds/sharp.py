@@ -249,7 +249,7 @@ def log_hoelder(log_a: float) -> float:
 def _log_mean_field(log_a: float) -> float:
     """log( e^a √F(a) )."""
     a = exp(log_a)
-    return math.inf if a == math.inf else a + two_dirac_peak(a) / 2
+    return math.inf if a == math.inf else a + two_dirac_peak(min(a, 1e300)) / 2  # beyond, F is lost beside a
 
 
 def _log_logarithmic(n: int, log_kappa: float) -> float:

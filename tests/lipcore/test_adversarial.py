@@ -287,3 +287,20 @@ def test_published_pair_is_an_eigenvector_of_the_head():
         real = real.real[real.imag.abs() < 1e-9]
         assert max(-gamma, gamma / 8) == pytest.approx(max(-real.min().item(), real.max().item() / 8))
     assert signs == {True, False}
+
+
+def test_ascent_where_gradients_are_off(randn):
+    f, X = Attention.from_matrices(-torch.eye(2).double(), torch.eye(2).double()), randn(4, 2).clamp(-0.5, 0.5)
+    expected = ascend(f, X, 1.0, steps=5, progress=False).value
+    with torch.no_grad():
+        assert torch.equal(ascend(f, X, 1.0, steps=5, progress=False).value, expected)
+
+
+def test_weights_that_ask_for_gradients():
+    A = torch.tensor([[-3.0]], requires_grad=True)
+    assert worst_case_inputs(A, n=5, radius=1.0).shape == (5, 1)
+
+
+def test_a_crowd_too_large_for_its_scores_is_refused():
+    with pytest.raises(ValueError, match="radius: expected scores within range"):
+        leader_and_crowd(Attention.from_matrices(-torch.eye(2).double(), torch.eye(2).double()), n=5, radius=1e200)

@@ -338,3 +338,9 @@ def test_compressed_is_the_same_map(case):
 def test_nothing_to_compress(make_case):
     attention = make_case("heads projected").attention
     assert attention.compressed()[0] is attention
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_log_weights_of_long_sequences_make_no_square_array(causal, monkeypatch):
+    monkeypatch.setattr(Attention, "mask_scores_", lambda *_: pytest.fail("an n × n array"))
+    Attention.from_matrices(EYE, EYE, causal=causal, log_weights=torch.zeros(30))

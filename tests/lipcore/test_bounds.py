@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lipcore import Attention
+from lipcore import Attention, local_lipschitz
 from lipcore.bounds import (
     general_upper,
     layer_upper,
@@ -540,3 +540,12 @@ def test_norm_is_never_above_schur(randn):
 def test_norm_of_negative_entries():
     with pytest.raises(ValueError, match="P: expected entries of at least 0, got -1"):
         nonnegative_norm_upper(-torch.eye(2))
+
+
+def test_local_bound_holds_in_float32_where_near_tokens_tie(generator):
+    """Two tokens 1e-4 apart, under scores of 1e4: their covariance is below the rounding of float32."""
+    for _ in range(1000):
+        X = torch.randn(4, 2, generator=generator)
+        X[1] = X[0] + 1e-4 * torch.randn(2, generator=generator)
+        f = Attention.from_matrices(1e4 * torch.randn(2, 2, generator=generator), torch.eye(2))
+        assert local_lipschitz(f, X).value <= local_upper(f, X) * (1 + 1e-5)

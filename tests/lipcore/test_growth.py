@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lipcore import local_lipschitz
+from lipcore import Attention, local_lipschitz
 from lipcore.bounds import local_terms, local_upper
 from lipcore.growth import layer_constants, listeners, term_shares
 
@@ -42,6 +42,19 @@ def test_constants_refuse_what_does_not_fit(model):
         layer_constants(model, IDS, [3], layers=[3])
     with pytest.raises(ValueError, match="positions"):
         layer_constants(model, IDS, [17], count=1)
+    for nothing in ({"lengths": []}, {"lengths": [3], "layers": []}):
+        with pytest.raises(ValueError, match="layers, lengths: expected at least one of each"):
+            layer_constants(model, IDS, **nothing)
+
+
+def test_layers_may_come_one_by_one(model):
+    assert layer_constants(model, IDS, iter([3]), layers=iter([0, 2]), count=1).shape == (2, 1, 1)
+
+
+def test_a_constant_of_zero_has_no_shares():
+    f, X = Attention.from_matrices(torch.zeros(2, 2), torch.zeros(2, 2)), torch.ones(3, 2)
+    with pytest.raises(ValueError, match="found: expected constants other than zero"):
+        term_shares(f, X, local_lipschitz(f, X))
 
 
 def test_shares_are_the_terms_of_the_definition(case):

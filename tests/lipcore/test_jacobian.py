@@ -1,6 +1,7 @@
 """Jacobians in three terms and by autodiff, against both its modes, differences, and the formula."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -262,3 +263,71 @@ def test_matrix_operator(randn):
     assert torch.equal(operator.dense(), M)
     torch.testing.assert_close(operator.T.dense(), M.mT, rtol=1e-15, atol=1e-15)
     torch.testing.assert_close(spectral_norm(operator.T).value, torch.linalg.matrix_norm(M, 2))
+
+
+@pytest.mark.parametrize("d", [4, 20])  # 20: the layer is compressed first
+def test_weights_that_ask_for_gradients(randn, d):
+    """The parameters of a model as they are: measured, and left out of any graph."""
+    weights = {"query": randn(1, 2, d), "key": randn(1, 2, d), "value": randn(1, 2, d), "output": randn(d, 2)}
+    X = randn(3, d)
+    expected = local_lipschitz(Attention(**weights), X)
+    found = local_lipschitz(Attention(**{name: nn.Parameter(w) for name, w in weights.items()}), X)
+    assert torch.equal(found.value, expected.value)
+    assert not (found.left.requires_grad or found.right.requires_grad or found.upper.requires_grad)
+
+
+def test_value_bias_costs_no_digits(randn):
+    """It drops out of the Jacobian, however large."""
+    weights, X = {"query": randn(1, 2, 3), "key": randn(1, 2, 3), "value": randn(1, 2, 3)}, randn(4, 3)
+    expected = Attention(**weights).jacobian(X).dense()
+    biased = Attention(**weights, value_bias=1e12 * randn(1, 2)).jacobian(X).dense()
+    torch.testing.assert_close(biased, expected, **EXACT)
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["measured inside", "made inside"])
+def test_inference_mode(inside):
+    """Derivatives would be zero in it, without a word."""
+    with torch.inference_mode():
+        X = torch.tensor([[1.0, -2.0], [0.5, 0.0]])
+        if inside:
+            assert local_lipschitz(lambda X: 3 * X, X).value.item() == pytest.approx(3)
+    assert local_lipschitz(lambda X: X**2, X).value.item() == pytest.approx(4)
+
+
+def test_maps_that_work_in_place(randn):
+    X = randn(2, 3, 4)
+    before = X.clone()
+    found = local_lipschitz(lambda X: X.mul_(X.sum((-2, -1), keepdim=True)), X, tol=1e-10)
+    assert torch.equal(X, before)
+    expected = local_lipschitz(lambda X: X * X.sum((-2, -1), keepdim=True), X, tol=1e-10)
+    torch.testing.assert_close(found.value, expected.value)
+
+
+def test_repeated_tokens_in_one_memory(randn):
+    X = randn(2, 1, 4).expand(2, 3, 4)
+    found = local_lipschitz(torch.sin, X, tol=1e-10).value
+    torch.testing.assert_close(found, X.cos().abs().amax((-2, -1)))
+
+
+def test_one_number_from_each_member(randn):
+    """The constant is the gradient's norm."""
+    X = randn(2, 3, 4)
+    found = local_lipschitz(lambda X: X.square().sum((-2, -1)), X, tol=1e-10)
+    torch.testing.assert_close(found.value, 2 * X.flatten(1).norm(dim=-1))
+    assert found.left.shape == (2,) and found.right.shape == X.shape
+
+
+def test_threads_do_not_meet(randn):
+    """Forward mode and the choice of attention kernels are one for the process."""
+
+    def kernels():
+        return [getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in ("flash", "mem_efficient", "math")]
+
+    def map_(X):
+        return scaled_dot_product_attention(X, X, X.sin())
+
+    X, before = randn(1, 5, 4), kernels()
+    expected = local_lipschitz(map_, X).value
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: local_lipschitz(map_, X).value, range(60)))
+    assert all(torch.equal(value, expected) for value in found) and kernels() == before

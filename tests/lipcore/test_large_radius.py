@@ -65,3 +65,12 @@ def test_bad_input_is_refused():
         large_radius_error(3, 1.0, gap=1.0, radius=-1.0, norm_a=1.0, norm_v=1.0)
     with pytest.raises(ValueError, match="V"):
         large_radius(torch.randn(3, 2), torch.eye(2), torch.eye(3))
+
+
+def test_error_of_extreme_sizes():
+    size = {"gap": 1.0, "radius": 1.0, "norm_a": 1.0, "norm_v": 1.0}
+    assert large_radius_error(3, 1e200, **size) == 0
+    assert large_radius_error(3, 0.1, **size | {"radius": 1e200}) == math.inf
+    assert large_radius_error(3, 1e200, **size | {"norm_v": 0.0, "radius": 1e200}) == 0
+    plain = 2 * math.exp(-0.49) * (math.sqrt(6) + 4 * 0.49 * (4 + 2 * math.sqrt(6)))
+    assert large_radius_error(3, 0.7, **size | {"radius": 2.0}) == pytest.approx(plain, rel=1e-13)

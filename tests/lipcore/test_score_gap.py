@@ -231,3 +231,8 @@ def test_rate_extremes_are_numbers():
             for form in (bounds.mean_field_upper_rate, bounds.mean_field_upper_rate_sharp, bounds.masked_upper_rate,
                          bounds.masked_upper_rate_sharp):  # fmt: skip
                 assert not math.isnan(form(A=A, radius=radius, norm_v=norm_v, log=log))
+
+
+def test_matrices_that_ask_for_gradients():
+    A = torch.tensor([[0.0, -3.0], [3.0, 0.0]], dtype=torch.float64, requires_grad=True)
+    assert bounds.score_gap(A)[0] == pytest.approx(3) and bounds.score_gap_upper(A) == pytest.approx(3)

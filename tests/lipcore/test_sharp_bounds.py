@@ -80,7 +80,7 @@ def test_sharp_bounds_are_below_the_others_everywhere():
 
 
 def test_extremes_are_numbers():
-    radii, sizes = (0.0, 1e-200, 1.0, 1e200), (0.0, 1e-300, 1.0, 1e6)
+    radii, sizes = (0.0, 1e-200, 1.0, 1e200), (0.0, 1e-300, 1.0, 1e6, 1e308)
     for n, radius, a, v in itertools.product((1, 10**12), radii, sizes, (0.0, 1.0)):
         for log in (True, False):
             size = {"radius": radius, "norm_a": a, "norm_v": v, "log": log}

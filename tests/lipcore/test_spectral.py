@@ -10,6 +10,7 @@ from scipy.stats import binom
 
 from lipcore import Attention, AutogradJacobian, local_lipschitz, spectral_norm
 from lipcore.bounds import local_upper
+from lipcore.causal import CausalAverage
 from lipcore.jacobian import LinearOperator
 
 METHODS = ["lanczos", "power"]
@@ -380,6 +381,13 @@ BAD_INPUT = {
         ValueError,
         "upper_bound: expected at least the value found, 1, got 0.5",
     ),
+    "upper_bound of another shape": (
+        {"upper_bound": torch.ones(5)},
+        ValueError,
+        r"upper_bound: expected a number, or a tensor of shape \(\), got shape \(5,\)",
+    ),
+    "upper_bound a string": ({"upper_bound": "x"}, ValueError, "upper_bound: expected a number.*got 'x'"),
+    "generator a seed": ({"generator": 3}, TypeError, "generator: expected a torch.Generator, got int"),
     "upper_bound not a number": ({"upper_bound": math.nan}, ValueError, "upper_bound: "),
     "unknown method": ({"method": "qr"}, ValueError, "method: expected 'lanczos' or 'power', got 'qr'"),
     "tol zero": ({"tol": 0}, ValueError, "tol: expected a number more than 0 and at most 1, got 0"),
@@ -387,7 +395,7 @@ BAD_INPUT = {
     "tol large": ({"tol": 2.0}, ValueError, "tol: expected a number more than 0 and at most 1, got 2"),
     "tol not a number": ({"tol": math.nan}, ValueError, "tol: expected a finite number"),
     "tol a string": ({"tol": "1e-4"}, TypeError, "tol: expected a real number, got str"),
-    "probability one": ({"probability": 1.0}, ValueError, "probability: "),
+    "probability one": ({"probability": 1.0}, ValueError, "probability: .*at most 0.999999999999, got 1"),
     "probability zero": ({"probability": 0.0}, ValueError, "probability: "),
     "max_iterations zero": ({"max_iterations": 0}, ValueError, "max_iterations: expected at least 1, got 0"),
     "max_iterations half": (
@@ -444,3 +452,27 @@ def test_long_vectors_keep_their_digits(columns):
     exact = 0.1 + torch.linalg.vector_norm(w.double()) ** 2
     assert abs(found.value.double() / exact - 1) < 2e-6
     assert abs(torch.linalg.vector_norm(found.right.double()) - 1) < 2e-6
+
+
+@pytest.mark.parametrize(
+    ("matrix", "message"),
+    [(torch.eye(3, device="meta"), "matrix: expected a dense tensor with entries, got one on the meta device"),
+     (torch.eye(3).to_sparse(), "matrix: expected a dense tensor.*sparse_coo")],
+)  # fmt: skip
+def test_tensors_without_entries_are_refused(matrix, message):
+    with pytest.raises(TypeError, match=message):
+        spectral_norm(matrix)
+
+
+def test_operators_in_half_precision_are_refused():
+    with pytest.raises(TypeError, match="operator: expected one of float32 or float64"):
+        spectral_norm(CausalAverage(4, dtype=torch.float16))
+
+
+def test_a_whole_float_is_a_count():
+    assert spectral_norm(torch.eye(3), max_iterations=2.0).value.item() == pytest.approx(1)
+
+
+def test_a_tolerance_below_rounding_ends():
+    found = spectral_norm(torch.diag(torch.tensor([3.0, 2.0, 1.0])).double(), tol=1e-300)
+    assert found.value.item() == pytest.approx(3, rel=1e-14)

@@ -121,3 +121,10 @@ def test_refining_gives_up_at_the_limit():
     assert fit.high > fit.low
     with pytest.raises(ValueError, match="as many"):
         refine_exponent([2, 4], [[1.0], [1.0, 2.0]], lambda n, first, count: [])
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_draws_of_another_number_are_refused(count):
+    """With none at all it would never end."""
+    with pytest.raises(ValueError, match="draw: expected 2 values at each length"):
+        refine_exponent([4, 8], [[1.0, 2.0], [1.0, 9.0]], lambda n, first, more: [1.0] * count, width=0.01, most=20)

@@ -12,6 +12,7 @@ import threading
 import time
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -168,6 +169,26 @@ def test_a_damaged_file_is_measured_again(damage, serial, tmp_path, monkeypatch)
     assert again == [CELLS[1]]
 
 
+def test_a_file_damaged_anywhere_is_measured_again(serial, tmp_path):
+    """One bit: a number that can be read must be the one that was written."""
+    sweep(CELLS[:1], tmp_path, progress=False)
+    path, numbers = tmp_path / "cells" / f"{CELLS[0].key}.parquet", ["sigma", "upper", "released", "radius_max"]
+    raw, caught = path.read_bytes(), 0
+    for place in range(0, len(raw), 61):
+        path.write_bytes(raw[:place] + bytes([raw[place] ^ 16]) + raw[place + 1 :])
+        try:
+            assert collect(CELLS[:1], tmp_path)[numbers].equals(serial[numbers].iloc[:3])
+        except FileNotFoundError:
+            caught += 1
+    assert caught > 20
+
+
+def test_another_table_is_measured_again(serial, tmp_path):
+    sweep(CELLS[:1], tmp_path, progress=False)
+    pd.DataFrame({"x": [1, 2, 3]}).to_parquet(tmp_path / "cells" / f"{CELLS[0].key}.parquet")
+    assert len(sweep(CELLS[:1], tmp_path, progress=False)) == 3
+
+
 def test_a_file_with_rows_missing_is_measured_again(serial, tmp_path):
     sweep(CELLS[:1], tmp_path, progress=False)
     path = tmp_path / "cells" / f"{CELLS[0].key}.parquet"
@@ -220,6 +241,38 @@ class _Inline(Executor):
         except Exception as error:
             future.set_exception(error)
         return future
+
+
+class _Breaks(_Inline):
+    """Takes two cells, then no more."""
+
+    def __init__(self):
+        self.left = 2
+
+    def submit(self, fn, /, *args, **kwargs):
+        self.left -= 1
+        if self.left < 0:
+            raise RuntimeError("the pool is broken")
+        return super().submit(fn, *args, **kwargs)
+
+
+class _Cancels(_Inline):
+    """Drops the first cell."""
+
+    def submit(self, fn, /, *args, **kwargs):
+        if args[0] == CELLS[0]:
+            future = Future()
+            future.cancel()
+            future.set_running_or_notify_cancel()
+            return future
+        return super().submit(fn, *args, **kwargs)
+
+
+@pytest.mark.parametrize(("executor", "saved"), [(_Breaks, 2), (_Cancels, 3)])
+def test_an_executor_that_breaks_costs_no_finished_cell(executor, saved, serial, tmp_path):
+    with pytest.raises(RuntimeError, match=f"{4 - saved} of 4 cells failed, the others are saved"):
+        sweep(CELLS, tmp_path, executor=executor(), progress=False)
+    assert len(list((tmp_path / "cells").iterdir())) == saved
 
 
 @pytest.mark.parametrize("executor", [None, _Inline()])
@@ -320,7 +373,9 @@ def test_export_is_small_and_says_how_it_was_made(serial, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [({"n": 0}, "n: expected at least 1"), ({"layer": -1}, "layer"), ({"tol": 0}, "tol"), ({"count": 0}, "count"),
-     ({"dtype": "float16"}, "dtype"), ({"start": -3}, "start"), ({"n": 2.5}, "n: expected a whole number")],
+     ({"dtype": "float16"}, "dtype"), ({"start": -3}, "start"), ({"n": 2.5}, "n: expected a whole number"),
+     ({"head": -1}, "head: expected at least 0"), ({"head": "all"}, "head: expected a whole number"),
+     ({"model": 3}, "model: expected a str, got 3"), ({"local": "no"}, "local: expected a bool, got 'no'")],
 )  # fmt: skip
 def test_bad_cells_are_refused(options, message):
     with pytest.raises((ValueError, TypeError), match=message):
@@ -349,3 +404,22 @@ def test_a_checkpoint_of_another_architecture_is_refused(tmp_path):
 def test_no_cells_are_refused(tmp_path):
     with pytest.raises(ValueError, match="cells: expected at least one"):
         sweep([], tmp_path)
+
+
+def test_cells_of_any_kind_of_numbers_are_the_same():
+    """NumPy's numbers among them, of which JSON makes no key."""
+    (cell,) = grid(models=["minilm"], layers=np.arange(1), lengths=np.array([4]), heads=np.array([2]),
+                   tol=np.float32(0.5), count=3.0)  # fmt: skip
+    plain = Cell("minilm", layer=0, n=4, head=2, tol=0.5, count=3)
+    assert cell == plain and cell.key == plain.key
+
+
+@pytest.mark.parametrize("cells", [[3], ["minilm"]])
+def test_what_is_no_cell_is_refused(cells, tmp_path):
+    with pytest.raises(TypeError, match="cells: expected Cells, got"):
+        sweep(cells, tmp_path, progress=False)
+
+
+def test_what_is_no_executor_is_refused(tmp_path):
+    with pytest.raises(TypeError, match=r"executor: expected a concurrent.futures.Executor, got str"):
+        sweep(CELLS, tmp_path, executor="processes", progress=False)

@@ -124,3 +124,8 @@ class TestSequences:
     def test_bad_input(self, change, error, message):
         with pytest.raises(error, match=message):
             sequences(words_model(), **({"text": torch.arange(20), "n": 4} | change))
+
+
+def test_start_may_be_a_whole_float():
+    model = SimpleNamespace(check_length=int)
+    assert sequences(model, torch.arange(10), n=3, start=2.0).tolist() == [[2, 3, 4]]

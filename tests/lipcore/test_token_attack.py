@@ -138,3 +138,14 @@ def test_bad_input_is_refused(model):
         random_search(model, 0, IDS, evaluations=2, allowed=torch.zeros(60, dtype=torch.bool), progress=False)
     with pytest.raises(ValueError, match="BERT"):
         token_scores(tiny("gpt2"), 0, IDS)
+    for search in (guided_search, random_search):
+        with pytest.raises(TypeError, match=r"token_ids: expected a torch.Tensor, got list"):
+            search(model, 0, [1, 2], evaluations=2, progress=False)
+        with pytest.raises(TypeError, match="copies: expected a sequence of counts, got 2"):
+            search(model, 0, IDS, evaluations=2, copies=2, progress=False)
+
+
+def test_search_where_gradients_are_off(model):
+    expected = guided_search(model, 1, IDS, evaluations=6, progress=False).value
+    with torch.no_grad():
+        assert guided_search(model, 1, IDS, evaluations=6, progress=False).value == expected
