@@ -267,6 +267,8 @@ def test_the_keyboard_alone(browser, site, name):
                 break
         assert handle.evaluate("e => e.matches(':focus-visible')")
         assert handle.locator(".live-touch").evaluate("e => getComputedStyle(e).stroke") != "none", "focus is not seen"
+        # in the units of the picture three pixels would cover the page
+        assert handle.evaluate("e => getComputedStyle(e).outlineStyle") == "none"
         place = "tokens[0][0]" if name == "attention" else "p"
         read = f"Math.round(1e4 * {HOOKS[name]}.state().{place})"
         start, label = page.evaluate(read), handle.evaluate("e => e.outerHTML")
