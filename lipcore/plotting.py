@@ -29,7 +29,7 @@ COLOURS = {
     "general": "#d55e00",
     "unified": "#0072b2",
     "local": "#007a5a",
-    "mean_field": "#aa3377",
+    "mean_field": "#8430ce",
     "mean_field_paper": "#e69f00",
     "masked": "#1f9bd1",
     "lower": "#b8860b",
@@ -40,7 +40,7 @@ COLOURS = {
     "first": "#0072b2",
     "second": "#d55e00",
     "third": "#007a5a",
-    "fourth": "#aa3377",
+    "fourth": "#8430ce",
     "fifth": "#e69f00",
     "sixth": "#56b4e9",
 }

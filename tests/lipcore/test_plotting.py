@@ -35,10 +35,19 @@ def luminance(colour):
     return np.dot([0.2126, 0.7152, 0.0722], parts)
 
 
-def as_seen(colour):
-    """A colour as seen without red cones (Viénot, Brettel & Mollon 1999), in linear light."""
+#: Viénot, Brettel & Mollon 1999, in linear light: without red cones, without green cones.
+SIGHT = {
+    "protanopia": [[0.11238, 0.88762, 0], [0.11238, 0.88762, 0], [0.00401, -0.00401, 1]],
+    "deuteranopia": [[0.29275, 0.70725, 0], [0.29275, 0.70725, 0], [-0.02234, 0.02234, 1]],
+}
+
+
+def as_seen(colour, sight):
+    """CIE L*a*b* of a colour as somebody sees it who lacks a kind of cone."""
     linear = np.array([c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)])
-    return np.array([[0.11238, 0.88762, 0], [0.11238, 0.88762, 0], [0.00401, -0.00401, 1]]) @ linear
+    to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    x, y, z = np.cbrt(np.array(to_xyz) @ np.clip(SIGHT[sight] @ linear, 0, 1) / [0.9505, 1, 1.089])
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
 def draw():
@@ -85,10 +94,12 @@ def test_letters_are_at_least_ten_points():
 
 
 def test_colours_are_told_apart():
-    """Lines that meet in one figure differ in colour even without red cones, and all are visible on white."""
-    together = ("truth", "general", "unified", "local", "mean_field")
-    for first, second in itertools.combinations(together, 2):
-        assert np.linalg.norm(as_seen(plotting.COLOURS[first]) - as_seen(plotting.COLOURS[second])) > 0.05
+    """Colours that meet in one figure differ without red or green cones too, and all are visible on white."""
+    together = ("truth", "first", "second", "third", "fourth", "fifth", "sixth")
+    for sight in SIGHT:
+        for pair in itertools.combinations(together, 2):
+            one, other = (as_seen(plotting.COLOURS[role], sight) for role in pair)
+            assert np.linalg.norm(one - other) > 18, (sight, pair)
     for role, colour in plotting.COLOURS.items():
         assert 1.05 / (luminance(colour) + 0.05) > 2, role  # contrast with white
 
