@@ -43,14 +43,14 @@ const fitFormulas = () => {
   });
   const sizes = formulas.map(widthOf), broken = [];
   const fit = (m, is, may, least) => {
-    if (!(may > 0) || is <= may + 1) return;
+    if (!(may > 0) || is <= may) return;
     const factor = Math.max(least, (0.995 * may) / is);
     resize(m, factor);
     if (is * factor > may && !displayed(m)) m.classList.add("wide");
   };
   formulas.forEach((m, i) => {
     const [is, may] = sizes[i];
-    if (!(may > 0) || is <= may + 1) return;
+    if (!(may > 0) || is <= may) return;
     const whole = may / is >= smallest.whole;
     if (!whole && (displayed(m) ? breakFormula(m, may / 0.92) : softenFormula(m, may))) broken.push(m);
     else fit(m, is, may, displayed(m) ? smallest.display : smallest.inline);
@@ -84,7 +84,7 @@ const markWide = () => {
   stackTables();
   fitFormulas();
   document.querySelectorAll(boxes).forEach((b) => {
-    const scrolls = b.scrollWidth > b.clientWidth + 1 && getComputedStyle(b).overflowX !== "visible";
+    const scrolls = b.scrollWidth > b.clientWidth && getComputedStyle(b).overflowX !== "visible";
     if (scrolls) b.tabIndex = 0;
     else if (b.tabIndex === 0) b.removeAttribute("tabindex");
     b.classList.remove("more");
