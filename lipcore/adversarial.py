@@ -286,8 +286,11 @@ def star_inputs(
     Parameters
     ----------
     q : int
+        Size of the star: the satellites' distance is √log q, their number about q².
     dimension : int, optional
+        Of the space of the satellites; q² if left out, enough for right angles.
     shifted : bool
+        Whether to return the shifted star.
     generator : torch.Generator, optional
         Source of the directions; a fixed seed if left out.
 

@@ -299,14 +299,17 @@ class Attention:
         positions = torch.arange(n, dtype=self.rotary.dtype, device=self.rotary.device)
         return positions[:, None] * self.rotary
 
-    def project(self, X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries times λ, keys and values of every head: shapes (…, heads, n, k), the same, (…, heads, n, p)."""
+    def project(self, X: Tensor, *, value_bias: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries times λ, keys and values of every head: shapes (…, heads, n, k), the same, (…, heads, n, p).
+
+        Without their bias the values have the same derivative, and keep their digits where the bias is large.
+        """
         queries, keys, values = (
             _per_head(X, weight, bias)
             for weight, bias in (
                 (self.scale * self.query, None if self.query_bias is None else self.scale * self.query_bias),
                 (self.key, self.key_bias),
-                (self.value, self.value_bias),
+                (self.value, self.value_bias if value_bias else None),
             )
         )
         angles = self.angles(X.shape[-2])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import itertools
 import math
 import threading
@@ -165,8 +164,6 @@ class AttentionJacobian(LinearOperator):
     def __init__(self, attention: Attention, X: Tensor, *, store: bool | None = None) -> None:
         self.attention = attention
         X = attention.check_input(X).detach()
-        unbiased = copy.copy(attention)  # not replace(), which checks all weights again
-        object.__setattr__(unbiased, "value_bias", None)  # it drops out: kept, a large one would cost digits
         self.batch_shape, self.input_shape = tuple(X.shape[:-2]), (X.shape[-2], attention.d)
         self.output_shape = (X.shape[-2], attention.output_dim)
         self.dtype, self.device = X.dtype, X.device
@@ -175,7 +172,8 @@ class AttentionJacobian(LinearOperator):
             [attention.scale * attention.query, attention.key, attention.value], dim=1
         )
         # a "row of heads" for each member of the batch and each head: (batch·heads, n, k | k | p)
-        self._q, self._k, self._v = (part.flatten(0, -3).contiguous() for part in unbiased.project(X))
+        projected = attention.project(X, value_bias=False)
+        self._q, self._k, self._v = (part.flatten(0, -3).contiguous() for part in projected)
         check_scores(self._q, self._k)
         self._weights = None
         if store or (store is None and len(self._q) * X.shape[-2] ** 2 * self.dtype.itemsize <= WEIGHTS_BYTES):

@@ -51,15 +51,26 @@ def l2_attention_upper(
     30.7
     """
     n, k = check_count("n", n), check_count("head_dim", head_dim)
-    if len(norms_q) != len(norms_v):
-        raise ValueError(f"norms_v: expected {len(norms_q)} numbers as norms_q has, got {len(norms_v)}")
-    heads = log_sum(4 * log_norm(q, "norms_q") + 2 * log_norm(v, "norms_v")
-                    for q, v in zip(norms_q, norms_v, strict=True))  # fmt: skip
-    c = lambertw(exp(log_(n - 1) - 1)).real
+    heads, c = log_heads(k, norms_q, norms_v, norm_o), distance_spread(n)
     own_query, log_n = log_(2 * c), math.log(n)
     mixing = min(log_n / 2, log_add(log_n / 2 - math.log(2), math.log(1.25))) / 2  # log μ
     any_dimension = log_add(mixing, log_n / 4 + 0.75 * math.log(2) + log_(c) / 2)
     columns = k * math.log(3 + math.sqrt(2 * math.pi * k))  # log c_k
     this_dimension = columns / 2 + math.log(math.sqrt(math.e) + 2 * math.sqrt(2 * c))
-    one_head = log_add(min(any_dimension, this_dimension), own_query)
-    return finish(log_times(one_head, (heads - math.log(k)) / 2, log_norm(norm_o, "norm_o")), log)
+    return finish(log_times(log_add(min(any_dimension, this_dimension), own_query), heads), log)
+
+
+def distance_spread(n: int) -> float:
+    """Return c with c e^{c+1} = n − 1: the largest mean of ‖y_i − y_j‖² under a row of weights."""
+    return float(lambertw(exp(log_(n - 1) - 1)).real)
+
+
+def log_heads(
+    head_dim: int, norms_q: Sequence[float], norms_v: Sequence[float], norm_o: float, power: int = 4
+) -> float:
+    """Return the logarithm of (Σ_h ‖Q_h‖^power ‖V_h‖²)^{1/2} ‖W^O‖ / √k."""
+    if len(norms_q) != len(norms_v):
+        raise ValueError(f"norms_v: expected {len(norms_q)} numbers as norms_q has, got {len(norms_v)}")
+    heads = log_sum(power * log_norm(q, "norms_q") + 2 * log_norm(v, "norms_v")
+                    for q, v in zip(norms_q, norms_v, strict=True))  # fmt: skip
+    return log_times((heads - math.log(head_dim)) / 2, log_norm(norm_o, "norm_o"))

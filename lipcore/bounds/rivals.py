@@ -9,12 +9,12 @@ import math
 from collections.abc import Sequence
 
 import torch
-from scipy.special import lambertw
 from torch import Tensor
 
 from lipcore._checks import check_count, check_number, check_real_tensor
 from lipcore.attention import Attention
-from lipcore.bounds._logarithms import exp, finish, log_, log_add, log_inputs, log_norm, log_sum, log_times
+from lipcore.bounds._logarithms import finish, log_, log_add, log_inputs, log_times
+from lipcore.bounds.l2 import distance_spread, log_heads
 
 #: Tokens up to which every subset is tried for the ∞→1 norm of the softmax.
 _ALL_SUBSETS = 16
@@ -287,12 +287,8 @@ def castin2024_released_compute_bound(attention: Attention, X: Tensor) -> Tensor
 
 def _kim2021(n, head_dim, norms_q, norms_v, norm_o, log, *, power: int) -> float:
     n, k = check_count("n", n), check_count("head_dim", head_dim)
-    if len(norms_q) != len(norms_v):
-        raise ValueError(f"norms_v: expected {len(norms_q)} numbers as norms_q has, got {len(norms_v)}")
-    heads = log_sum(power * log_norm(q, "norms_q") + 2 * log_norm(v, "norms_v")
-                    for q, v in zip(norms_q, norms_v, strict=True))  # fmt: skip
-    spread = math.log1p(4 * lambertw(exp(log_(n - 1) - 1)).real)
-    return finish(log_times((math.log(n) - math.log(k) + heads) / 2, spread, log_norm(norm_o, "norm_o")), log)
+    heads = log_heads(k, norms_q, norms_v, norm_o, power)
+    return finish(log_times(math.log(n) / 2, math.log1p(4 * distance_spread(n)), heads), log)
 
 
 def _check_bilinear(attention: Attention) -> None:
