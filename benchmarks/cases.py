@@ -81,7 +81,7 @@ def bare_pair(J: AttentionJacobian):
     left, right, q, g = (torch.randn(rows_of_q, n, size) for size in (2 * k, 2 * k, k, p))
     mixed, keys, values = torch.empty_like(g), torch.empty_like(q), torch.empty_like(g)
     there, back = [(torch.mm, H, wide.mT, moved)], [(torch.mm, G, output, joined)]
-    for heads, rows, seen, P, tile in J._tiles():
+    for heads, rows, seen, P, (tile, _) in J._tiles():
         there += [
             (torch.bmm, left[heads, rows], right[heads, seen].mT, tile),
             (torch.bmm, P, g[heads, seen], mixed[heads, rows]),

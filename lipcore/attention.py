@@ -270,6 +270,12 @@ class Attention:
             small |= {"output": U.mT @ self.output, "output_bias": None}
         return replace(self, **small) if small else self, Z, U
 
+    @property
+    def is_narrow(self) -> bool:
+        """Whether :meth:`compressed` has fewer dimensions."""
+        (heads, k, d), p = self.query.shape, self.value.shape[1]
+        return heads * (2 * k + p) < d or heads * p < self.output_dim
+
     def score_matrices(self) -> Tensor:
         r""":math:`A_h = \lambda K_h^\top Q_h`, shape (heads, d, d).
 
@@ -379,9 +385,10 @@ class Attention:
 
     def jacobian(self, X: Tensor):
         """The Jacobian of this layer at X as a linear operator: :class:`lipcore.jacobian.AttentionJacobian`."""
-        from lipcore.jacobian import AttentionJacobian
+        from lipcore.jacobian import AttentionJacobian, ShortAttentionJacobian
 
-        return AttentionJacobian(self, X)
+        short = isinstance(X, Tensor) and X.ndim > 1 and ShortAttentionJacobian.pays(self, X)
+        return (ShortAttentionJacobian if short else AttentionJacobian)(self, X)
 
 
 def _per_head(X: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 import threading
@@ -18,10 +19,12 @@ from lipcore.attention import Attention, check_scores, rotate
 
 #: Attention weights are stored up to this many bytes, and worked out anew tile by tile beyond.
 WEIGHTS_BYTES = 2**28
-#: Bytes of one tile of attention weights: it should stay in a core's cache between the products that use it.
-TILE_BYTES = 2**19
+#: Bytes of one tile of attention weights: it should stay in the cache between the products that use it.
+TILE_BYTES = 2**22
 #: The same on an accelerator, which wants few large products instead.
 ACCELERATOR_TILE_BYTES = 2**26
+#: The same for the rows of a :class:`ShortAttentionJacobian`.
+ROWS_BYTES = 2**22
 #: Rows of a tile at least, where n allows: thinner matrix products waste the machine.
 TILE_ROWS = 64
 _AUTODIFF = threading.RLock()  # forward mode and the choice of kernels belong to the process: one thread at a time
@@ -168,9 +171,6 @@ class AttentionJacobian(LinearOperator):
         self.output_shape = (X.shape[-2], attention.output_dim)
         self.dtype, self.device = X.dtype, X.device
         self._angles = attention.angles(X.shape[-2])
-        self._projection = torch.cat(  # (heads, 2k + p, d): the three projections as one product
-            [attention.scale * attention.query, attention.key, attention.value], dim=1
-        )
         # a "row of heads" for each member of the batch and each head: (batch·heads, n, k | k | p)
         projected = attention.project(X, value_bias=False)
         self._q, self._k, self._v = (part.flatten(0, -3).contiguous() for part in projected)
@@ -178,14 +178,12 @@ class AttentionJacobian(LinearOperator):
         self._weights = None
         if store or (store is None and len(self._q) * X.shape[-2] ** 2 * self.dtype.itemsize <= WEIGHTS_BYTES):
             self._weights = self._flush(attention.row_weights(self._q, self._k, slice(0, X.shape[-2])))
-        self._means = torch.empty_like(self._v)  # Σ_j P_ij v_j
         self._heaviest = torch.empty(*self._v.shape[:2], 1, dtype=torch.long, device=self.device)  # argmax_j P_ij
-        for heads, rows, seen, P, _ in self._tiles():
-            torch.bmm(P, self._v[heads, seen], out=self._means[heads, rows])
+        for heads, rows, _, P, _ in self._tiles():
             self._heaviest[heads, rows] = P.argmax(-1, keepdim=True)
 
-    def _tiles(self) -> Iterator[tuple[slice, slice, slice, Tensor, Tensor]]:
-        """Yield (heads, rows, seen, P[heads, rows, seen], scratch of the same shape).
+    def _tiles(self) -> Iterator[tuple[slice, slice, slice, Tensor, list[Tensor]]]:
+        """Yield (heads, rows, seen, P[heads, rows, seen], two scratches of the same shape), the last rows first.
 
         ``seen`` are all the keys that these rows can see. The scratch is the same memory every time: fresh memory
         would cost more than what is worked out in it.
@@ -193,20 +191,23 @@ class AttentionJacobian(LinearOperator):
         count, n = self._q.shape[:2]
         entries = (TILE_BYTES if self.device.type == "cpu" else ACCELERATOR_TILE_BYTES) // self.dtype.itemsize
         rows_at_once = min(n, max(TILE_ROWS, entries // n))
+        if self.attention.causal:  # a tile reaches to the last key that its rows see: tall ones visit what is masked
+            rows_at_once = min(rows_at_once, max(2 * TILE_ROWS, n // 8))
         heads_at_once = min(count, max(1, entries // (rows_at_once * n)))
         stored = self._weights is not None
-        buffers = self._q.new_empty(1 if stored else 2, heads_at_once * rows_at_once * n)
-        for first, start in itertools.product(range(0, count, heads_at_once), range(0, n, rows_at_once)):
+        buffers = self._q.new_empty(2 if stored else 3, heads_at_once * rows_at_once * n)
+        for first, start in itertools.product(range(0, count, heads_at_once), reversed(range(0, n, rows_at_once))):
             heads, rows = slice(first, min(first + heads_at_once, count)), slice(start, min(start + rows_at_once, n))
             seen = slice(0, rows.stop if self.attention.causal else n)
             shape = heads.stop - heads.start, rows.stop - rows.start, seen.stop
-            tiles = [buffer[: math.prod(shape)].view(shape) for buffer in buffers]
+            *scratch, P = buffers[:, : math.prod(shape)].view(-1, *shape).unbind()
             if stored:
-                yield heads, rows, seen, self._weights[heads, rows, seen], tiles[0]
-                continue
-            scores = torch.bmm(self._q[heads, rows], self._k[heads, seen].mT, out=tiles[0])
-            P = torch.softmax(self.attention.mask_scores_(scores, rows), dim=-1, out=tiles[1])
-            yield heads, rows, seen, self._flush(P), tiles[0]
+                scratch, P = [*scratch, P], self._weights[heads, rows, seen]
+            else:
+                scores = torch.bmm(self._q[heads, rows], self._k[heads, seen].mT, out=scratch[0])
+                torch.softmax(self.attention.mask_scores_(scores, rows), dim=-1, out=P)
+                self._flush(P)
+            yield heads, rows, seen, P, scratch
 
     def _flush(self, P: Tensor) -> Tensor:
         """Put zero for weights far below rounding: in products they become subnormal, ten times slower to work with."""
@@ -216,15 +217,12 @@ class AttentionJacobian(LinearOperator):
     def matvec(self, H: Tensor) -> Tensor:
         """D_X f[H], shape (…, n, output_dim)."""
         dq, dk, dv = self._tangents(self._check("H", H, self.input_shape))
-        q, k = (x.unflatten(0, dq.shape[:-2]) for x in (self._q, self._k))
-        left, right, dv = (x.flatten(0, -3) for x in (torch.cat([dq, q], dim=-1), torch.cat([k, dk], dim=-1), dv))
         out = torch.empty_like(self._v)
-        for heads, rows, seen, P, dS in self._tiles():
-            torch.bmm(left[heads, rows], right[heads, seen].mT, out=dS)  # own query q̇·k and others' keys q·k̇ at once
-            dS -= dS.gather(-1, self._heaviest[heads, rows])  # from the heaviest key: settled rows lose no digits
-            dS *= P
-            tile = torch.bmm(dS, self._v[heads, seen], out=out[heads, rows])
-            tile -= dS.sum(-1, keepdim=True) * self._means[heads, rows]
+        for heads, rows, seen, P, (S, dP) in self._tiles():
+            torch.bmm(dq[heads, rows], self._k[heads, seen].mT, out=S)  # own query q̇·k
+            S.baddbmm_(self._q[heads, rows], dk[heads, seen].mT)  # others' keys q·k̇
+            self._softmax_tangent(P, S, self._heaviest[heads, rows], out=dP)
+            tile = torch.bmm(dP, self._v[heads, seen], out=out[heads, rows])
             tile.baddbmm_(P, dv[heads, seen])  # mixing
         return self.attention.join_heads(out.unflatten(0, (*self.batch_shape, self.attention.heads)))
 
@@ -232,22 +230,32 @@ class AttentionJacobian(LinearOperator):
     def rmatvec(self, G: Tensor) -> Tensor:
         """(D_X f)ᵀ[G], shape (…, n, d): each term of :meth:`matvec` turned round."""
         g = self._split_heads(self._check("G", G, self.output_shape))
-        centring = (g * self._means).sum(-1, keepdim=True)
-        dq, dk, dv = torch.empty_like(self._q), torch.zeros_like(self._k), torch.zeros_like(self._v)
-        for heads, rows, seen, P, dS in self._tiles():
-            dv[heads, seen].baddbmm_(P.mT, g[heads, rows])  # mixing
-            torch.bmm(g[heads, rows], self._v[heads, seen].mT, out=dS)
-            dS -= centring[heads, rows]
-            dS *= P
-            torch.bmm(dS, self._k[heads, seen], out=dq[heads, rows])  # own query
-            dk[heads, seen].baddbmm_(dS.mT, self._q[heads, rows])  # others' keys
+        dq, dk, dv = torch.empty_like(self._q), torch.empty_like(self._k), torch.empty_like(self._v)
+        for heads, rows, seen, P, (S, dP) in self._tiles():
+            add = float(rows.stop < g.shape[1])  # the first tile sees all keys, and the others are added to it
+            dv[heads, seen].baddbmm_(P.mT, g[heads, rows], beta=add)  # mixing
+            torch.bmm(g[heads, rows], self._v[heads, seen].mT, out=S)
+            self._softmax_tangent(P, S, self._heaviest[heads, rows], out=dP)
+            torch.bmm(dP, self._k[heads, seen], out=dq[heads, rows])  # own query
+            dk[heads, seen].baddbmm_(dP.mT, self._q[heads, rows], beta=add)  # others' keys
         return self._pull_back(dq, dk, dv)
 
+    @staticmethod
+    def _softmax_tangent(P: Tensor, S: Tensor, heaviest: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """P_ij (S_ij − s̄_i), with s̄_i the mean of S_i under P_i: the derivative of softmax, symmetric. S is changed."""
+        S -= S.gather(-1, heaviest)  # from the heaviest key: settled rows lose no digits
+        return torch._softmax_backward_data(S, P, -1, S.dtype, **({} if out is None else {"grad_input": out}))
+
+    @functools.cached_property
+    def _projection(self) -> Tensor:
+        """The three projections as one, (heads, 2k + p, d)."""
+        attention = self.attention
+        return torch.cat([attention.scale * attention.query, attention.key, attention.value], dim=1)
+
     def _tangents(self, H: Tensor) -> tuple[Tensor, ...]:
-        """Tangents of queries, keys and values along H, as views (…, heads, n, k | k | p)."""
+        """Tangents of queries, keys and values along H: (batch·heads, n, k | k | p)."""
         k, p = self._q.shape[-1], self._v.shape[-1]
-        moved = (H @ self._projection.flatten(0, 1).mT).unflatten(-1, (-1, 2 * k + p)).transpose(-3, -2)
-        dq, dk, dv = moved.split([k, k, p], dim=-1)
+        dq, dk, dv = self._per_head(H @ self._projection.flatten(0, 1).mT).split([k, k, p], dim=-1)
         if self._angles is not None:
             dq, dk = rotate(dq, self._angles), rotate(dk, self._angles)
         return dq, dk, dv
@@ -256,14 +264,81 @@ class AttentionJacobian(LinearOperator):
         """Transpose of :meth:`_tangents`."""
         if self._angles is not None:
             dq, dk = rotate(dq, -self._angles), rotate(dk, -self._angles)
-        moved = torch.cat([dq, dk, dv], dim=-1).unflatten(0, (*self.batch_shape, self.attention.heads))
-        return moved.transpose(-3, -2).flatten(-2) @ self._projection.flatten(0, 1)
+        heads = (*self.batch_shape, self.attention.heads)
+        moved = torch.cat([x.unflatten(0, heads).transpose(-3, -2) for x in (dq, dk, dv)], dim=-1)
+        return moved.flatten(-2) @ self._projection.flatten(0, 1)
 
     def _split_heads(self, G: Tensor) -> Tensor:
         """Transpose of :meth:`Attention.join_heads`: (…, n, output_dim) → (batch·heads, n, p)."""
         if self.attention.output is not None:
             G = G @ self.attention.output
-        return G.unflatten(-1, (self.attention.heads, -1)).transpose(-3, -2).flatten(0, -3)
+        return self._per_head(G)
+
+    def _per_head(self, tokens: Tensor) -> Tensor:
+        """(…, n, heads·p) → (batch·heads, n, p)."""
+        return tokens.unflatten(-1, (self.attention.heads, -1)).transpose(-3, -2).flatten(0, -3)
+
+
+class ShortAttentionJacobian(AttentionJacobian):
+    r"""The same for few tokens, whose scores are small beside their keys: S comes from H directly.
+
+    With the rows :math:`A^\top x_j` and :math:`A x_i + c` of the theory, kept for every token and head,
+    :math:`S_{ij} = A^\top x_j\cdot h_i + (A x_i + c)\cdot h_j`: one product with 2n vectors a head in the place of two
+    with the weights, and no tangents of queries and keys.
+
+    Raises
+    ------
+    ValueError
+        If the attention has rotary positions: A is then another matrix for each two positions.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from lipcore import Attention
+    >>> f, X = Attention.from_matrices(torch.ones(1, 1), torch.eye(1)), torch.tensor([[1.0], [-1.0]])
+    >>> H = torch.tensor([[1.0], [0.0]])
+    >>> bool((ShortAttentionJacobian(f, X).matvec(H) - AttentionJacobian(f, X).matvec(H)).abs().max() < 1e-6)
+    True
+    """
+
+    @torch.no_grad()
+    def __init__(self, attention: Attention, X: Tensor) -> None:
+        if attention.rotary is not None:
+            raise ValueError("attention: expected one without rotary positions")
+        super().__init__(attention, X, store=True)
+        q, k = (x.unflatten(0, (-1, attention.heads)) for x in (self._q, self._k))
+        # Aᵀx_j and A x_i + c, (batch, heads·n, d) each
+        self._own = torch.einsum("bhjk,hkd->bhjd", attention.scale * k, attention.query).flatten(1, 2)
+        self._others = torch.einsum("bhik,hkd->bhid", q, attention.key).flatten(1, 2)
+        self._value = attention.value.flatten(0, 1)
+
+    @staticmethod
+    def pays(attention: Attention, X: Tensor) -> bool:
+        """Whether the rows are few beside the weights, and small enough to stay in the cache between products."""
+        n, k = X.shape[-2], attention.query.shape[1]
+        rows = math.prod(X.shape[:-2]) * 2 * attention.heads * n
+        return attention.rotary is None and 4 * n <= k and rows * attention.d * X.dtype.itemsize <= ROWS_BYTES
+
+    @torch.no_grad()
+    def matvec(self, H: Tensor) -> Tensor:
+        """D_X f[H], shape (…, n, output_dim)."""
+        H = self._check("H", H, self.input_shape).reshape(-1, *self.input_shape)
+        S = torch.bmm(self._others, H.mT).unflatten(1, (self.attention.heads, -1))  # others' keys q·k̇
+        S += torch.bmm(H, self._own.mT).unflatten(2, S.shape[1:3]).transpose(1, 2)  # own query q̇·k
+        out = torch.bmm(self._softmax_tangent(self._weights, S.flatten(0, 1), self._heaviest), self._v)
+        out.baddbmm_(self._weights, self._per_head(H @ self._value.mT))  # mixing
+        return self.attention.join_heads(out.unflatten(0, (*self.batch_shape, self.attention.heads)))
+
+    @torch.no_grad()
+    def rmatvec(self, G: Tensor) -> Tensor:
+        """(D_X f)ᵀ[G], shape (…, n, d): each term of :meth:`matvec` turned round."""
+        g = self._split_heads(self._check("G", G, self.output_shape))
+        S = self._softmax_tangent(self._weights, torch.bmm(g, self._v.mT), self._heaviest)
+        S = S.unflatten(0, (-1, self.attention.heads))
+        mixed = torch.bmm(self._weights.mT, g).unflatten(0, S.shape[:2]).transpose(1, 2).flatten(2)
+        H = mixed @ self._value
+        H.baddbmm_(S.transpose(1, 2).flatten(2), self._own).baddbmm_(S.flatten(1, 2).mT, self._others)
+        return H.reshape(*self.batch_shape, *self.input_shape)
 
 
 class AutogradJacobian(LinearOperator):

@@ -1,8 +1,9 @@
 r"""The largest singular value of a batch of linear operators, with a certificate.
 
-Golub–Kahan–Lanczos bidiagonalisation builds orthonormal bases :math:`V_k`, :math:`U_k` with :math:`J V_k = U_k B_k`
-from products with J and Jᵀ alone. The largest singular value θ of the small matrix :math:`B_k` is a lower bound of
-:math:`\sigma_{\max}(J)`, and the numbers that the iteration leaves behind bound :math:`\sigma_{\max}` from above.
+Lanczos' method on JᵀJ builds an orthonormal basis :math:`V_k` with :math:`V_k^\top J^\top J V_k = T_k` tridiagonal,
+from products with J and Jᵀ alone. (Golub and Kahan's bidiagonal matrix is its root: :math:`T_k = B_k^\top B_k`.) The
+root θ of the largest eigenvalue of :math:`T_k` is a lower bound of :math:`\sigma_{\max}(J)`, and the numbers that the
+iteration leaves behind bound :math:`\sigma_{\max}` from above.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from scipy.special import betaincinv
 from torch import Tensor
 
 from lipcore._checks import check_count, check_number
-from lipcore._ritz import has_converged, largest_growth, ritz
+from lipcore._drift import Drift
+from lipcore._ritz import has_converged, largest_growth, ritz, steps_to_wait
 from lipcore.jacobian import AutogradJacobian, LinearOperator, MatrixOperator
 
 _BLOCK = 4096  # numbers in one run of a sum
@@ -73,7 +75,7 @@ def spectral_norm(
     ----------
     operator : LinearOperator, or Tensor of shape (…, rows, columns)
     method : {"lanczos", "power"}
-        Golub–Kahan–Lanczos, its right vectors reorthogonalised, or power iteration on JᵀJ for comparison.
+        Lanczos on JᵀJ, its vectors reorthogonalised where they need it, or power iteration for comparison.
     tol : float
         Relative error of ``value`` at which a member stops. Lanczos estimates that error to second order in the
         residual, and goes on until, with confidence ``probability``, the error is at most √tol whatever the spectrum.
@@ -105,8 +107,8 @@ def spectral_norm(
     -----
     With N columns, a start uniform on the sphere has :math:`|\langle v_1, z\rangle| \ge s` for the top singular vector
     z with the stated probability, s a quantile of a Beta law. On that event :math:`\sigma_{\max}` satisfies, after
-    every k, :math:`\prod_i (\sigma^2 - \theta_i^2) \le \prod_j \alpha_j\beta_j / s` (van Dorsselaer, Hochstenbach &
-    van der Vorst 2000; Hochstenbach 2013) and
+    every k, :math:`\prod_i (\sigma^2 - \theta_i^2) \le \prod_j t_j / s`, with :math:`t_j` below the diagonal of T
+    (van Dorsselaer, Hochstenbach & van der Vorst 2000; Hochstenbach 2013), and
     :math:`\sigma \le \theta_1 \cosh\big(\mathrm{arcosh}(1/s) / (2k-1)\big)`, which does not look at the spectrum
     (compare Kuczyński & Woźniakowski 1992; theory §10).
 
@@ -174,11 +176,11 @@ def local_lipschitz(attention_or_callable, X: Tensor, *, tol: float = 1e-4, **op
 
     if not isinstance(attention_or_callable, Attention):
         return spectral_norm(AutogradJacobian(attention_or_callable, X), tol=tol, **options)
+    if not attention_or_callable.is_narrow:
+        return spectral_norm(attention_or_callable.jacobian(X), tol=tol, **options)
     attention_or_callable.check_input(X)
     with torch.no_grad():
         small, inputs, outputs = attention_or_callable.compressed()  # a head alone works in its own few dimensions
-        if small is attention_or_callable:
-            return spectral_norm(small.jacobian(X), tol=tol, **options)
         found = spectral_norm(small.jacobian(X @ inputs), tol=tol, **options)
         return replace(found, left=found.left @ outputs.mT, right=found.right @ inputs.mT)
 
@@ -225,22 +227,24 @@ def _shaped(flat: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 class _Basis:
-    """Orthonormal vectors (*batch, k, N), in a buffer that grows by doubling."""
+    """Orthonormal vectors (*batch, N), one after the other in a buffer that grows by doubling."""
 
     def __init__(self, first: Tensor) -> None:
-        self._buffer = first.new_empty(*first.shape[:-1], 16, first.shape[-1])
-        self.size = 0
-        self.append(first)
+        self._buffer = first.new_empty(16, *first.shape)
+        self._buffer[0] = first
+        self.size = 1
 
-    def append(self, vector: Tensor) -> None:
-        if self.size == self._buffer.shape[-2]:
-            self._buffer = torch.cat([self._buffer, torch.empty_like(self._buffer)], dim=-2)
-        self._buffer[..., self.size, :] = vector
+    def append(self, vector: Tensor, norm: Tensor) -> Tensor:
+        """Append vector/norm and return it."""
+        if self.size == len(self._buffer):
+            self._buffer = torch.cat([self._buffer, torch.empty_like(self._buffer)])
         self.size += 1
+        return _unit(vector, norm, out=self._buffer[self.size - 1])
 
     @property
     def vectors(self) -> Tensor:
-        return self._buffer[..., : self.size, :]
+        """Shape (*batch, k, N)."""
+        return self._buffer[: self.size].movedim(0, -2)
 
     def remove_from(self, vector: Tensor) -> Tensor:
         """Subtract the components along the basis."""
@@ -265,76 +269,101 @@ def _safe_norm(vector: Tensor) -> Tensor:
     return largest * _norm(vector / torch.where(largest > 0, largest, 1))
 
 
-def _unit(vector: Tensor, norm: Tensor) -> Tensor:
+def _unit(vector: Tensor, norm: Tensor, out: Tensor | None = None) -> Tensor:
     """vector/norm, or zero where the norm is zero: an exhausted Krylov space adds nothing more."""
-    return vector / norm.clamp(min=torch.finfo(norm.dtype).tiny)
+    return torch.div(vector, norm.clamp(min=torch.finfo(norm.dtype).tiny), out=out)
 
 
 def _lanczos(operator: LinearOperator, start: Tensor, tol: float, max_iterations: int, overlap: float) -> SpectralNorm:
-    """Golub–Kahan–Lanczos: J V_k = U_k B_k, with B_k upper bidiagonal (diagonal α, superdiagonal β).
+    """Lanczos: JᵀJ V_k = V_k T_k + …, T_k with ‖J v_j‖² on its diagonal, and below it the norm of what is then left.
 
-    V alone is reorthogonalised: JᵀJ V_k = V_k B_kᵀB_k + … needs no more, and U follows from its recurrence.
+    V stays orthogonal by itself until something has converged; only from then on is each new vector orthogonalised
+    against all others.
     """
     products, (rows, columns) = _Products(operator), operator.shape
-    steps = min(max_iterations, rows + 1, columns)
-    v, u, beta = start.contiguous(), 0.0, 0.0
-    V = _Basis(v)
-    alphas, betas = np.zeros((2, math.prod(operator.batch_shape), steps))  # of B_k, on the host
-    iterations, converged = np.zeros(len(alphas), dtype=int), np.zeros(len(alphas), dtype=bool)
+    steps, members = min(max_iterations, rows + 1, columns), math.prod(operator.batch_shape)
+    v, before, left = start.contiguous(), None, None
+    V, drift, drifted = _Basis(v), Drift(members, steps, torch.finfo(v.dtype).eps), False
+    diagonal, below = np.zeros((2, members, steps))  # of T_k, on the host
+    converged, iterations, due = np.zeros(members, dtype=bool), *np.zeros((2, members), dtype=int)
     for k in range(1, steps + 1):
-        u = products.matvec(v) - beta * u
-        if k == 1:
-            products.scale = _extreme_scale(u)
-            u = u if products.scale is None else u / products.scale
-        alpha = _norm(u)
-        u = _unit(u, alpha)
-        w = products.rmatvec(u) - alpha * v
-        before, w = _norm(w), V.remove_from(w)
-        beta = _norm(w)
-        alphas[:, k - 1], betas[:, k - 1], lost = _to_host(alpha, beta, before)  # the one transfer of a step
-        if (betas[:, k - 1] < lost / 2).any():  # little is left, so it is inexact: once more
+        u = products.matvec(v)
+        stretch = _norm(u)
+        if k == 1 and (scale := _extreme_scale(u, stretch)) is not None:
+            products.scale, u = scale, u / scale
+            stretch = _norm(u)
+        w = torch.addcmul(products.rmatvec(u), stretch.square(), v, value=-1)
+        if k > 1:
+            w.addcmul_(left, before, value=-1)
+        left = whole = _norm(w)
+        if drifted:
             w = V.remove_from(w)
-            beta = _norm(w)
-            (betas[:, k - 1],) = _to_host(beta)
+            left = _norm(w)
+        stretched, below[:, k - 1], lost = _to_host(stretch, left, whole)  # the one transfer of a step
+        diagonal[:, k - 1] = np.square(stretched, dtype=np.float64)
         ahead = ~converged
         iterations[ahead] = k  # a member that has converged keeps what it had
-        converged[ahead] = has_converged(alphas[ahead, :k], betas[ahead, :k], tol, overlap)
+        if drifted:
+            again = (below[:, k - 1] < lost / 2).any()  # little is left, so it is inexact
+        else:
+            again = drifted = drift.step(diagonal[:, :k], below[:, :k])[ahead].any()
+        if again:
+            w, left, below[:, k - 1] = _orthogonalised(w, V, below[:, k - 1])
+        look = ahead & ((due <= k) | (k == steps))
+        if look.any():
+            converged[look], excess = has_converged(diagonal[look, :k], below[look, :k], tol, overlap)
+            due[look] = k + steps_to_wait(excess, k)
         if converged.all() or k == steps:
             break
-        v = _unit(w, beta)
-        V.append(v)
-    return _summary(products, V.vectors, alphas[:, :k], betas[:, :k], iterations, converged, overlap)
+        before, v = v, V.append(w, left)
+    return _summary(products, V.vectors, diagonal[:, :k], below[:, :k], iterations, converged, overlap)
 
 
-def _extreme_scale(image: Tensor) -> Tensor | None:
+def _orthogonalised(w: Tensor, V: _Basis, lost: np.ndarray) -> tuple[Tensor, Tensor, np.ndarray]:
+    """Return w less its components along V, and its norm here and on the host; a second time where little was left."""
+    for _ in range(2):
+        w = V.remove_from(w)
+        left = _norm(w)
+        (found,) = _to_host(left)
+        if (found >= lost / 2).all():
+            break
+        lost = found
+    return w, left, found
+
+
+def _extreme_scale(image: Tensor, norm: Tensor) -> Tensor | None:
     """Norms of J v_1 where their squares could overflow or vanish, 1 elsewhere; None where no member needs it."""
-    norm = _safe_norm(image)
     limit = torch.finfo(image.dtype).max ** 0.125
+    if bool(((norm < limit) & (norm > 1 / limit)).all()):
+        return None
+    norm = _safe_norm(image)
     extreme = ((norm > limit) | (norm < 1 / limit)) & (norm > 0) & norm.isfinite()
-    return torch.where(extreme, norm, 1) if bool(extreme.any()) else None
+    return torch.where(extreme, norm, 1)
 
 
 def _to_host(*numbers: Tensor) -> np.ndarray:
-    """Tensors (*batch, 1) as rows (len(numbers), members) of float64; refuse what is not finite."""
-    rows = torch.stack([x.reshape(-1) for x in numbers]).cpu().double().numpy()
+    """Tensors (*batch, 1) as rows (len(numbers), members); refuse what is not finite."""
+    rows = torch.stack([x.reshape(-1) for x in numbers]).cpu().numpy()
     if not np.isfinite(rows).all():
         raise ValueError("operator: expected finite products, got NaN or infinity")
     return rows
 
 
-def _summary(products, V, alphas, betas, iterations, converged, overlap) -> SpectralNorm:
+def _summary(products, V, diagonal, below, iterations, converged, overlap) -> SpectralNorm:
     """Ritz triplet and certificate of each member, from the steps up to its own stop."""
     batch = products.operator.batch_shape
-    found = ritz(alphas, betas, iterations)
-    growth = largest_growth(found.theta, alphas, betas, iterations, overlap)
+    found = ritz(diagonal, below, iterations)
+    growth = largest_growth(found.theta, below, iterations, overlap)
     right = torch.from_numpy(found.right).to(V.device, V.dtype).reshape(*batch, 1, -1)
     v = (right @ V)[..., 0, :]
     v = _unit(v, _norm(v))
-    scale = 1 if products.scale is None else products.scale.cpu().double()[..., 0]
-    products.scale = None
+    scale, products.scale = products.scale, None
     image = products.matvec(v)  # one product more, and the value is a norm ‖Jv‖ that J does reach
-    value = _safe_norm(image)
-    upper, residual = (scale * torch.from_numpy(x).reshape(batch) for x in (found.theta[:, 0] * growth, found.residual))
+    value = (_norm if scale is None else _safe_norm)(image)
+    factor = 1 if scale is None else scale.cpu().double()[..., 0]
+    upper, residual = (
+        factor * torch.from_numpy(x).reshape(batch) for x in (found.theta[:, 0] * growth, found.residual)
+    )
     iterations, converged = (torch.from_numpy(x).reshape(batch) for x in (iterations, converged))
     return _result(products.operator, value[..., 0], upper, residual, iterations, converged, _unit(image, value), v)
 

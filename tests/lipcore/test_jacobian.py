@@ -1,5 +1,6 @@
 """Jacobians in three terms and by autodiff, against both its modes, differences, and the formula."""
 
+import dataclasses
 import math
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,7 +11,7 @@ from torch.nn.functional import dropout, scaled_dot_product_attention
 
 import lipcore.jacobian as module
 from lipcore import Attention, AttentionJacobian, AutogradJacobian, local_lipschitz, spectral_norm
-from lipcore.jacobian import MatrixOperator
+from lipcore.jacobian import MatrixOperator, ShortAttentionJacobian
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}  # float64, against autodiff
 
@@ -82,6 +83,35 @@ def test_tiles_change_nothing(case, monkeypatch, store, rows):
     torch.testing.assert_close(flat_dense(tiled.T), whole.mT, **EXACT)
 
 
+def test_rows_for_few_tokens_change_nothing(case):
+    """With A x_i + c and Aᵀx_j for each token and head, the products are those by queries and keys."""
+    if case.attention.rotary is not None:
+        with pytest.raises(ValueError, match="attention: expected one without rotary positions"):
+            ShortAttentionJacobian(case.attention, case.X)
+        return
+    short, usual = ShortAttentionJacobian(case.attention, case.X), AttentionJacobian(case.attention, case.X)
+    torch.testing.assert_close(short.dense(), usual.dense(), **EXACT)
+    torch.testing.assert_close(short.T.dense(), usual.T.dense(), **EXACT)
+
+
+def test_rows_are_those_of_the_theory(make_case):
+    case = make_case("biases")
+    attention, X = case.attention, case.X
+    J = ShortAttentionJacobian(attention, X)
+    A, c = attention.score_matrices(), attention.score_offsets()
+    torch.testing.assert_close(J._others[0], (X @ A.mT + c[:, None]).flatten(0, 1), **EXACT)
+    without = dataclasses.replace(attention, key_bias=None)  # in A xᵢ·(x_j + b) the row has a part more
+    torch.testing.assert_close(ShortAttentionJacobian(without, X)._own[0], (X @ A).flatten(0, 1), **EXACT)
+
+
+def test_few_tokens_are_refused_as_many_are():
+    attention = Attention.from_matrices(torch.eye(8), torch.eye(8))
+    for X, error in ((torch.ones(2, 3), ValueError), (torch.full((1, 8), math.nan), ValueError), ([1.0], TypeError),
+                     (torch.ones(8), ValueError), (torch.ones(0, 8), ValueError)):  # fmt: skip
+        with pytest.raises(error, match=r"^X: expected"):
+            attention.jacobian(X)
+
+
 def test_long_sequences_are_not_stored(make_case, monkeypatch):
     case = make_case("biases, causal")
     assert case.attention.jacobian(case.X)._weights is not None
@@ -89,8 +119,9 @@ def test_long_sequences_are_not_stored(make_case, monkeypatch):
     assert case.attention.jacobian(case.X)._weights is None
 
 
-def test_memory_is_linear_in_the_length(randn):
+def test_memory_is_linear_in_the_length(randn, monkeypatch):
     """No array of the size of P is made: at 1500 tokens it would have 2 million entries."""
+    monkeypatch.setattr(module, "TILE_BYTES", 2**19)
     attention, X = Attention.from_matrices(randn(2, 2), randn(2, 2), causal=True), randn(1500, 2)
     J = AttentionJacobian(attention, X, store=False)
     largest = max(P.numel() for _, _, _, P, _ in J._tiles())

@@ -1,0 +1,52 @@
+r"""How far the vectors of a Lanczos run have drifted from orthogonality, without looking at them.
+
+In :math:`t_kv_{k+1} = J^\top Jv_k - d_kv_k - t_{k-1}v_{k-1} + \text{rounding}`, d and t as in :mod:`lipcore._ritz`,
+the products :math:`\omega_{kj} = v_k\cdot v_j` obey nearly the same recurrence as the vectors,
+
+.. math:: t_k\,\omega_{k+1,j} = t_j\,\omega_{k,j+1} + (d_j-d_k)\,\omega_{kj} + t_{j-1}\,\omega_{k,j-1}
+   - t_{k-1}\,\omega_{k-1,j} + \text{rounding},
+
+so they can be followed on the host. As long as all of them are below the root of the rounding unit, T_k is exact to
+rounding (Simon 1984), and no vector need be orthogonalised against more than the two before it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy import ndarray
+
+#: Rounding of one step, in units in the last place of ‖T‖: sums of some hundred terms lose about that much.
+_ROUNDING = 2
+#: The recurrence is run with so many draws of the rounding errors: in one alone they may happen to cancel.
+_DRAWS = 8
+_TINY = np.finfo(np.float64).tiny  # instead of nothing at all
+
+
+class Drift:
+    """The products ω of the newest vector with those before it, for each member of a batch."""
+
+    def __init__(self, members: int, steps: int, eps: float) -> None:
+        self._eps, self._rng = eps, np.random.default_rng(0)
+        self._before, self._now = np.zeros((2, _DRAWS, members, steps + 2))  # column j: with v_j, and column 0 empty
+        self._now[..., 1] = 1
+
+    def step(self, diagonal: ndarray, below: ndarray) -> ndarray:
+        """Go from v_k to v_{k+1}, given T_k as in :mod:`lipcore._ritz`; which members have drifted too far."""
+        k = self._k = diagonal.shape[1]
+        now, before = self._now, self._before
+        omega = below[:, :-1] * now[..., 2 : k + 1] + (diagonal[:, :-1] - diagonal[:, -1:]) * now[..., 1:k]
+        omega[..., 1:] += below[:, :-2] * now[..., 1 : k - 1]
+        omega -= below[:, k - 2 : k - 1] * before[..., 1:k]
+        rounding = _ROUNDING * self._eps * (diagonal + below).max(1, keepdims=True) + _TINY
+        before[..., 1 : k + 1] = rounding * self._rng.standard_normal((_DRAWS, 1, k))
+        before[..., 1:k] += omega
+        before[..., 1 : k + 1] /= np.maximum(below[:, -1:], rounding)  # nothing left: the Krylov space has ended
+        before[..., k + 1] = 1
+        self._before, self._now = now, before
+        return self.largest() >= math.sqrt(self._eps)
+
+    def largest(self) -> ndarray:
+        """Largest ω of each member, after a step."""
+        return np.abs(self._now[..., 1 : self._k + 1]).max((0, 2))

@@ -1,0 +1,106 @@
+"""Loss of orthogonality: followed on the host, against the vectors themselves; and what it must not change."""
+
+import numpy as np
+import pytest
+import torch
+
+import lipcore.spectral as spectral
+from lipcore import spectral_norm
+from lipcore._drift import Drift
+
+SPECTRA = {
+    "one stands out": np.r_[1.0, np.linspace(0.5, 0, 199)],
+    "evenly spaced": np.linspace(1, 0, 200),
+    "geometric": 0.8 ** np.arange(200),
+    "crowded at the top": 1 - np.linspace(0, 1, 200) ** 2,
+}
+
+
+def matrix(spectrum, dtype=np.float64, seed=0):
+    rng = np.random.default_rng(seed)
+    left, right = (np.linalg.qr(rng.standard_normal((len(spectrum),) * 2))[0] for _ in range(2))
+    return (left * spectrum @ right).astype(dtype)
+
+
+def bare_lanczos(J, steps, seed=1):
+    """Without any orthogonalisation: (predicted, true) largest |v_j·v_{k+1}| after each step, until Drift stops it."""
+    v = np.random.default_rng(seed).standard_normal(len(J))
+    V, before, left = [(v / np.linalg.norm(v)).astype(J.dtype)], 0, 0
+    drift, diagonal, below, history = (
+        Drift(1, steps, np.finfo(J.dtype).eps),
+        np.zeros((1, steps)),
+        np.zeros((1, steps)),
+        [],
+    )
+    for k in range(1, steps + 1):
+        u = J @ V[-1]
+        stretch = np.linalg.norm(u)
+        w = J.T @ u - stretch**2 * V[-1] - left * before
+        left = np.linalg.norm(w)
+        diagonal[:, k - 1], below[:, k - 1] = stretch**2, left
+        stop = drift.step(diagonal[:, :k], below[:, :k])[0]
+        before = V[-1]
+        V.append(w / left)
+        true = np.abs(np.array(V[:-1], dtype=np.float64) @ V[-1]).max()
+        history.append((drift.largest()[0], true))
+        if stop:
+            break
+    return np.array(history)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("spectrum", SPECTRA)
+def test_the_prediction_is_above_the_truth(spectrum, dtype):
+    """So it stops the run before orthogonality is worse than √ε."""
+    for seed in range(10):
+        predicted, true = bare_lanczos(matrix(SPECTRA[spectrum], dtype, seed), 150, seed).T
+        assert (true <= predicted).all()
+        assert predicted[-1] >= np.finfo(dtype).eps ** 0.5 or len(true) == 150
+
+
+@pytest.mark.parametrize("spectrum", ["one stands out", "evenly spaced"])
+def test_the_prediction_waits(spectrum):
+    """It is not merely cautious: it lets the run go on until the truth is within a factor of 1000 of √ε."""
+    _, true = bare_lanczos(matrix(SPECTRA[spectrum]), 150).T
+    assert len(true) > 8 and true[-1] > 1e-3 * np.finfo(float).eps ** 0.5
+
+
+def test_zero_and_ended_spaces_count_as_drifted():
+    drift = Drift(2, 5, 1e-16)
+    assert not drift.step(np.array([[1.0], [1.0]]), np.array([[0.5], [0.5]])).any()
+    assert drift.step(np.array([[1.0, 1.0], [0.0, 0.0]]), np.array([[0.5, 0.0], [0.0, 0.0]])).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("spectrum", SPECTRA)
+def test_what_is_left_out_changes_nothing(spectrum, dtype, monkeypatch):
+    """Values, certificates and iterations are those of a run that orthogonalises at every step, to rounding."""
+    M = torch.from_numpy(np.stack([matrix(SPECTRA[spectrum], seed=seed) for seed in range(4)])).to(dtype)
+    removed = []
+    real = spectral._Basis.remove_from
+    monkeypatch.setattr(spectral._Basis, "remove_from", lambda V, w: removed.append(V.size) or real(V, w))
+    tol = 1e-4 if dtype == torch.float32 else 1e-10
+    found, few = spectral_norm(M, tol=tol), len(removed)
+    monkeypatch.setattr(spectral.Drift, "step", lambda self, diagonal, below: np.full(len(below), True))
+    full = spectral_norm(M, tol=tol)
+    assert few < len(removed) - few
+    eps = torch.finfo(dtype).eps
+    assert torch.equal(found.iterations, full.iterations)
+    torch.testing.assert_close(found.value, full.value, rtol=20 * eps, atol=0)
+    torch.testing.assert_close(found.upper, full.upper, rtol=200 * eps, atol=0)
+
+
+def test_orthogonality_matters():
+    """The control: without any, a run in float32 sees copies of the top value and its certificate breaks down."""
+    J = matrix(SPECTRA["one stands out"], np.float32)
+    v = np.random.default_rng(1).standard_normal(200)
+    V = [(v / np.linalg.norm(v)).astype(np.float32)]
+    diagonal, below = [], []
+    for _ in range(40):
+        u = J @ V[-1]
+        w = J.T @ u - u @ u * V[-1] - (below[-1] * V[-2] if below else 0)
+        diagonal.append(float(u @ u))
+        below.append(float(np.linalg.norm(w)))
+        V.append(w / below[-1])
+    T = np.diag(diagonal) + np.diag(below[:-1], 1) + np.diag(below[:-1], -1)
+    assert np.linalg.eigvalsh(T)[-2] > 0.99 and SPECTRA["one stands out"][1] == 0.5
