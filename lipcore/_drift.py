@@ -12,8 +12,6 @@ rounding (Simon 1984), and no vector need be orthogonalised against more than th
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numpy import ndarray
 
@@ -29,24 +27,21 @@ class Drift:
 
     def __init__(self, members: int, steps: int, eps: float) -> None:
         self._eps, self._rng = eps, np.random.default_rng(0)
-        self._before, self._now = np.zeros((2, _DRAWS, members, steps + 2))  # column j: with v_j, and column 0 empty
-        self._now[..., 1] = 1
+        self._before, self._now = np.zeros((2, steps + 2, _DRAWS, members))  # row j: with v_j, and row 0 empty
+        self._now[1] = 1
 
     def step(self, diagonal: ndarray, below: ndarray) -> ndarray:
-        """Go from v_k to v_{k+1}, given T_k as in :mod:`lipcore._ritz`; which members have drifted too far."""
-        k = self._k = diagonal.shape[1]
-        now, before = self._now, self._before
-        omega = below[:, :-1] * now[..., 2 : k + 1] + (diagonal[:, :-1] - diagonal[:, -1:]) * now[..., 1:k]
-        omega[..., 1:] += below[:, :-2] * now[..., 1 : k - 1]
-        omega -= below[:, k - 2 : k - 1] * before[..., 1:k]
-        rounding = _ROUNDING * self._eps * (diagonal + below).max(1, keepdims=True) + _TINY
-        before[..., 1 : k + 1] = rounding * self._rng.standard_normal((_DRAWS, 1, k))
-        before[..., 1:k] += omega
-        before[..., 1 : k + 1] /= np.maximum(below[:, -1:], rounding)  # nothing left: the Krylov space has ended
-        before[..., k + 1] = 1
-        self._before, self._now = now, before
-        return self.largest() >= math.sqrt(self._eps)
-
-    def largest(self) -> ndarray:
-        """Largest ω of each member, after a step."""
-        return np.abs(self._now[..., 1 : self._k + 1]).max((0, 2))
+        """Go from v_k to v_{k+1}, given T_k as in :mod:`lipcore._ritz`; the largest ω of each member."""
+        k = diagonal.shape[1]
+        d, t = diagonal.T[:, None], below.T[:, None]  # (k, 1, members)
+        now, new = self._now, self._before  # what was before is no longer needed when it is written over
+        rounding = _ROUNDING * self._eps * (d + t).max(0) + _TINY
+        omega = t[:-1] * now[2 : k + 1] + (d[:-1] - d[-1]) * now[1:k]
+        omega[1:] += t[:-2] * now[1 : k - 1]
+        omega -= t[k - 2 : k - 1] * new[1:k]
+        new[1 : k + 1] = rounding * self._rng.standard_normal((k, _DRAWS, 1))
+        new[1:k] += omega
+        new[1 : k + 1] /= np.maximum(t[-1], rounding)  # nothing left of v_{k+1}: the Krylov space has ended
+        new[k + 1] = 1
+        self._before, self._now = now, new
+        return np.abs(new[1 : k + 1]).max((0, 1))

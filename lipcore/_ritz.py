@@ -1,9 +1,9 @@
 r"""What the tridiagonal matrices of a Lanczos run know of σ_max: estimate, error, certificate.
 
 Small matrices, on the host and in float64. Row i of ``diagonal`` and ``below`` (members, K) is one member of the batch;
-``steps`` (members,) says how many of the K columns are its own. With k of them, T_k is symmetric, with the diagonal
-:math:`d_1 … d_k`, and :math:`t_1 … t_{k-1}` beside it; :math:`t_k` leads on to the next vector,
-:math:`J^\top J V_k = V_k T_k + t_k v_{k+1} e_k^\top`.
+``steps`` (members,) says how many of the K columns are its own. With k of them, :math:`T_k = B_k^\top B_k` has the
+diagonal :math:`d_j = \alpha_j^2+\beta_{j-1}^2`, and beside it :math:`t_j = \alpha_j\beta_j`; :math:`t_k` leads on to
+the next vector, :math:`J^\top J V_k = V_k T_k + t_k v_{k+1} e_k^\top`.
 """
 
 from __future__ import annotations

@@ -49,11 +49,11 @@ class LinearOperator:
     device: torch.device
 
     def matvec(self, H: Tensor) -> Tensor:
-        """J[H]: (*batch, *input_shape) → (*batch, *output_shape)."""
+        """J[H]: (*batch, *input_shape) → (*batch, *output_shape). H must be left as it is."""
         raise NotImplementedError
 
     def rmatvec(self, G: Tensor) -> Tensor:
-        """Jᵀ[G]: (*batch, *output_shape) → (*batch, *input_shape)."""
+        """Jᵀ[G]: (*batch, *output_shape) → (*batch, *input_shape). G must be left as it is."""
         raise NotImplementedError
 
     @property
@@ -175,34 +175,43 @@ class AttentionJacobian(LinearOperator):
         projected = attention.project(X, value_bias=False)
         self._q, self._k, self._v = (part.flatten(0, -3).contiguous() for part in projected)
         check_scores(self._q, self._k)
-        self._weights = None
-        if store or (store is None and len(self._q) * X.shape[-2] ** 2 * self.dtype.itemsize <= WEIGHTS_BYTES):
-            self._weights = self._flush(attention.row_weights(self._q, self._k, slice(0, X.shape[-2])))
+        if store is None:
+            store = len(self._q) * X.shape[-2] ** 2 * self.dtype.itemsize <= WEIGHTS_BYTES
+        self._cuts, self._weights = self._cut(), None
         self._heaviest = torch.empty(*self._v.shape[:2], 1, dtype=torch.long, device=self.device)  # argmax_j P_ij
+        kept = []
         for heads, rows, _, P, _ in self._tiles():
             self._heaviest[heads, rows] = P.argmax(-1, keepdim=True)
+            if store:
+                kept.append(P.clone())
+        self._weights = kept if store else None  # the tiles of P
 
-    def _tiles(self) -> Iterator[tuple[slice, slice, slice, Tensor, list[Tensor]]]:
-        """Yield (heads, rows, seen, P[heads, rows, seen], two scratches of the same shape), the last rows first.
-
-        ``seen`` are all the keys that these rows can see. The scratch is the same memory every time: fresh memory
-        would cost more than what is worked out in it.
-        """
+    def _cut(self) -> list[tuple[slice, slice, slice]]:
+        """Tiles (heads, rows, seen), the last rows first; ``seen`` are all the keys that these rows can see."""
         count, n = self._q.shape[:2]
         entries = (TILE_BYTES if self.device.type == "cpu" else ACCELERATOR_TILE_BYTES) // self.dtype.itemsize
         rows_at_once = min(n, max(TILE_ROWS, entries // n))
         if self.attention.causal:  # a tile reaches to the last key that its rows see: tall ones visit what is masked
-            rows_at_once = min(rows_at_once, max(2 * TILE_ROWS, n // 8))
+            rows_at_once = min(rows_at_once, max(4 * TILE_ROWS, n // 8))
         heads_at_once = min(count, max(1, entries // (rows_at_once * n)))
-        stored = self._weights is not None
-        buffers = self._q.new_empty(2 if stored else 3, heads_at_once * rows_at_once * n)
+        cuts = []
         for first, start in itertools.product(range(0, count, heads_at_once), reversed(range(0, n, rows_at_once))):
             heads, rows = slice(first, min(first + heads_at_once, count)), slice(start, min(start + rows_at_once, n))
-            seen = slice(0, rows.stop if self.attention.causal else n)
-            shape = heads.stop - heads.start, rows.stop - rows.start, seen.stop
+            cuts.append((heads, rows, slice(0, rows.stop if self.attention.causal else n)))
+        return cuts
+
+    def _tiles(self) -> Iterator[tuple[slice, slice, slice, Tensor, list[Tensor]]]:
+        """Yield (heads, rows, seen, P[heads, rows, seen], two scratches of the same shape).
+
+        The scratch is the same memory every time: fresh memory would cost more than what is worked out in it.
+        """
+        shapes = [tuple(part.stop - part.start for part in cut) for cut in self._cuts]
+        stored = self._weights is not None
+        buffers = self._q.new_empty(2 if stored else 3, max(map(math.prod, shapes)))
+        for index, ((heads, rows, seen), shape) in enumerate(zip(self._cuts, shapes, strict=True)):
             *scratch, P = buffers[:, : math.prod(shape)].view(-1, *shape).unbind()
             if stored:
-                scratch, P = [*scratch, P], self._weights[heads, rows, seen]
+                scratch, P = [*scratch, P], self._weights[index]
             else:
                 scores = torch.bmm(self._q[heads, rows], self._k[heads, seen].mT, out=scratch[0])
                 torch.softmax(self.attention.mask_scores_(scores, rows), dim=-1, out=P)
@@ -241,10 +250,10 @@ class AttentionJacobian(LinearOperator):
         return self._pull_back(dq, dk, dv)
 
     @staticmethod
-    def _softmax_tangent(P: Tensor, S: Tensor, heaviest: Tensor, *, out: Tensor | None = None) -> Tensor:
+    def _softmax_tangent(P: Tensor, S: Tensor, heaviest: Tensor, *, out: Tensor) -> Tensor:
         """P_ij (S_ij − s̄_i), with s̄_i the mean of S_i under P_i: the derivative of softmax, symmetric. S is changed."""
         S -= S.gather(-1, heaviest)  # from the heaviest key: settled rows lose no digits
-        return torch._softmax_backward_data(S, P, -1, S.dtype, **({} if out is None else {"grad_input": out}))
+        return torch._softmax_backward_data(S, P, -1, S.dtype, grad_input=out)
 
     @functools.cached_property
     def _projection(self) -> Tensor:
@@ -310,7 +319,7 @@ class ShortAttentionJacobian(AttentionJacobian):
         # Aᵀx_j and A x_i + c, (batch, heads·n, d) each
         self._own = torch.einsum("bhjk,hkd->bhjd", attention.scale * k, attention.query).flatten(1, 2)
         self._others = torch.einsum("bhik,hkd->bhid", q, attention.key).flatten(1, 2)
-        self._value = attention.value.flatten(0, 1)
+        self._value, self._P = attention.value.flatten(0, 1), torch.cat(self._weights)
 
     @staticmethod
     def pays(attention: Attention, X: Tensor) -> bool:
@@ -325,20 +334,25 @@ class ShortAttentionJacobian(AttentionJacobian):
         H = self._check("H", H, self.input_shape).reshape(-1, *self.input_shape)
         S = torch.bmm(self._others, H.mT).unflatten(1, (self.attention.heads, -1))  # others' keys q·k̇
         S += torch.bmm(H, self._own.mT).unflatten(2, S.shape[1:3]).transpose(1, 2)  # own query q̇·k
-        out = torch.bmm(self._softmax_tangent(self._weights, S.flatten(0, 1), self._heaviest), self._v)
-        out.baddbmm_(self._weights, self._per_head(H @ self._value.mT))  # mixing
+        out = torch.bmm(self._softmax_tangent_(S.flatten(0, 1)), self._v)
+        out.baddbmm_(self._P, self._per_head(H @ self._value.mT))  # mixing
         return self.attention.join_heads(out.unflatten(0, (*self.batch_shape, self.attention.heads)))
 
     @torch.no_grad()
     def rmatvec(self, G: Tensor) -> Tensor:
         """(D_X f)ᵀ[G], shape (…, n, d): each term of :meth:`matvec` turned round."""
         g = self._split_heads(self._check("G", G, self.output_shape))
-        S = self._softmax_tangent(self._weights, torch.bmm(g, self._v.mT), self._heaviest)
-        S = S.unflatten(0, (-1, self.attention.heads))
-        mixed = torch.bmm(self._weights.mT, g).unflatten(0, S.shape[:2]).transpose(1, 2).flatten(2)
+        S = self._softmax_tangent_(torch.bmm(g, self._v.mT)).unflatten(0, (-1, self.attention.heads))
+        mixed = torch.bmm(self._P.mT, g).unflatten(0, S.shape[:2]).transpose(1, 2).flatten(2)
         H = mixed @ self._value
         H.baddbmm_(S.transpose(1, 2).flatten(2), self._own).baddbmm_(S.flatten(1, 2).mT, self._others)
         return H.reshape(*self.batch_shape, *self.input_shape)
+
+    def _softmax_tangent_(self, S: Tensor) -> Tensor:
+        """The same in place, in passes that short rows do not slow down."""
+        S -= S.gather(-1, self._heaviest)
+        S *= self._P
+        return S.addcmul_(self._P, S.sum(-1, keepdim=True), value=-1)
 
 
 class AutogradJacobian(LinearOperator):

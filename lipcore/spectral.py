@@ -1,8 +1,8 @@
 r"""The largest singular value of a batch of linear operators, with a certificate.
 
-Lanczos' method on JᵀJ builds an orthonormal basis :math:`V_k` with :math:`V_k^\top J^\top J V_k = T_k` tridiagonal,
-from products with J and Jᵀ alone. (Golub and Kahan's bidiagonal matrix is its root: :math:`T_k = B_k^\top B_k`.) The
-root θ of the largest eigenvalue of :math:`T_k` is a lower bound of :math:`\sigma_{\max}(J)`, and the numbers that the
+Golub–Kahan–Lanczos bidiagonalisation builds orthonormal bases :math:`V_k`, :math:`U_k` with :math:`J V_k = U_k B_k`
+from products with J and Jᵀ alone, so that :math:`V_k^\top J^\top J V_k = B_k^\top B_k = T_k`. The largest singular
+value θ of the small matrix :math:`B_k` is a lower bound of :math:`\sigma_{\max}(J)`, and the numbers that the
 iteration leaves behind bound :math:`\sigma_{\max}` from above.
 """
 
@@ -75,7 +75,7 @@ def spectral_norm(
     ----------
     operator : LinearOperator, or Tensor of shape (…, rows, columns)
     method : {"lanczos", "power"}
-        Lanczos on JᵀJ, its vectors reorthogonalised where they need it, or power iteration for comparison.
+        Golub–Kahan–Lanczos, its right vectors orthogonalised where they need it, or power iteration for comparison.
     tol : float
         Relative error of ``value`` at which a member stops. Lanczos estimates that error to second order in the
         residual, and goes on until, with confidence ``probability``, the error is at most √tol whatever the spectrum.
@@ -107,7 +107,7 @@ def spectral_norm(
     -----
     With N columns, a start uniform on the sphere has :math:`|\langle v_1, z\rangle| \ge s` for the top singular vector
     z with the stated probability, s a quantile of a Beta law. On that event :math:`\sigma_{\max}` satisfies, after
-    every k, :math:`\prod_i (\sigma^2 - \theta_i^2) \le \prod_j t_j / s`, with :math:`t_j` below the diagonal of T
+    every k, :math:`\prod_i (\sigma^2 - \theta_i^2) \le \prod_j t_j / s`, with :math:`t_j` beside the diagonal of T
     (van Dorsselaer, Hochstenbach & van der Vorst 2000; Hochstenbach 2013), and
     :math:`\sigma \le \theta_1 \cosh\big(\mathrm{arcosh}(1/s) / (2k-1)\big)`, which does not look at the spectrum
     (compare Kuczyński & Woźniakowski 1992; theory §10).
@@ -275,47 +275,51 @@ def _unit(vector: Tensor, norm: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def _lanczos(operator: LinearOperator, start: Tensor, tol: float, max_iterations: int, overlap: float) -> SpectralNorm:
-    """Lanczos: JᵀJ V_k = V_k T_k + …, T_k with ‖J v_j‖² on its diagonal, and below it the norm of what is then left.
+    """Golub–Kahan–Lanczos: J V_k = U_k B_k, with B_k upper bidiagonal (diagonal α, superdiagonal β).
 
-    V stays orthogonal by itself until something has converged; only from then on is each new vector orthogonalised
-    against all others.
+    V alone is kept orthogonal, within the smaller of tol and √ε: JᵀJ V_k = V_k B_kᵀB_k + … needs no more, and U follows
+    from its recurrence. V stays so by itself until something has converged; only from then on is each new vector
+    orthogonalised against all others.
     """
     products, (rows, columns) = _Products(operator), operator.shape
     steps, members = min(max_iterations, rows + 1, columns), math.prod(operator.batch_shape)
-    v, before, left = start.contiguous(), None, None
-    V, drift, drifted = _Basis(v), Drift(members, steps, torch.finfo(v.dtype).eps), False
-    diagonal, below = np.zeros((2, members, steps))  # of T_k, on the host
+    v, u, beta, eps = start.contiguous(), None, None, torch.finfo(start.dtype).eps
+    V, drift, drifted = _Basis(v), Drift(members, steps, eps), False
+    diagonal, below, last = np.zeros((members, steps)), np.zeros((members, steps)), 0.0  # of T_k, on the host
     converged, iterations, due = np.zeros(members, dtype=bool), *np.zeros((2, members), dtype=int)
     for k in range(1, steps + 1):
-        u = products.matvec(v)
-        stretch = _norm(u)
-        if k == 1 and (scale := _extreme_scale(u, stretch)) is not None:
+        image = products.matvec(v)
+        u = image if k == 1 else torch.addcmul(image, beta, u, value=-1)
+        alpha = _norm(u)
+        if k == 1 and (scale := _extreme_scale(u, alpha)) is not None:
             products.scale, u = scale, u / scale
-            stretch = _norm(u)
-        w = torch.addcmul(products.rmatvec(u), stretch.square(), v, value=-1)
-        if k > 1:
-            w.addcmul_(left, before, value=-1)
-        left = whole = _norm(w)
+            alpha = _norm(u)
+        u = _unit(u, alpha)
+        w = torch.addcmul(products.rmatvec(u), alpha, v, value=-1)
+        beta = whole = _norm(w)
         if drifted:
             w = V.remove_from(w)
-            left = _norm(w)
-        stretched, below[:, k - 1], lost = _to_host(stretch, left, whole)  # the one transfer of a step
-        diagonal[:, k - 1] = np.square(stretched, dtype=np.float64)
+            beta = _norm(w)
+        a, b, lost = _to_host(alpha, beta, whole)  # the one transfer of a step
+        diagonal[:, k - 1], below[:, k - 1] = a**2 + last**2, a * b
         ahead = ~converged
         iterations[ahead] = k  # a member that has converged keeps what it had
         if drifted:
-            again = (below[:, k - 1] < lost / 2).any()  # little is left, so it is inexact
+            again = (b < lost / 2).any()  # little is left, so it is inexact
         else:
-            again = drifted = drift.step(diagonal[:, :k], below[:, :k])[ahead].any()
+            omega = drift.step(diagonal[:, :k], below[:, :k])
+            again = drifted = (omega[ahead] >= min(tol, math.sqrt(eps))).any()
         if again:
-            w, left, below[:, k - 1] = _orthogonalised(w, V, below[:, k - 1])
-        look = ahead & ((due <= k) | (k == steps))
+            w, beta, b = _orthogonalised(w, V, b)
+            below[:, k - 1] = a * b
+        ended = below[:, k - 1] <= math.sqrt(eps) * diagonal[:, :k].max(1)  # of the Krylov space nothing more may come
+        look = ahead & ((due <= k) | ended | (k == steps))
         if look.any():
             converged[look], excess = has_converged(diagonal[look, :k], below[look, :k], tol, overlap)
             due[look] = k + steps_to_wait(excess, k)
         if converged.all() or k == steps:
             break
-        before, v = v, V.append(w, left)
+        v, last = V.append(w, beta), b
     return _summary(products, V.vectors, diagonal[:, :k], below[:, :k], iterations, converged, overlap)
 
 
@@ -342,8 +346,8 @@ def _extreme_scale(image: Tensor, norm: Tensor) -> Tensor | None:
 
 
 def _to_host(*numbers: Tensor) -> np.ndarray:
-    """Tensors (*batch, 1) as rows (len(numbers), members); refuse what is not finite."""
-    rows = torch.stack([x.reshape(-1) for x in numbers]).cpu().numpy()
+    """Tensors (*batch, 1) as rows (len(numbers), members) of float64; refuse what is not finite."""
+    rows = torch.stack([x.reshape(-1) for x in numbers]).cpu().numpy().astype(np.float64)
     if not np.isfinite(rows).all():
         raise ValueError("operator: expected finite products, got NaN or infinity")
     return rows

@@ -58,11 +58,11 @@ def test_the_accelerator_has_tiles_of_its_own(make_case, monkeypatch, device, it
     monkeypatch.setattr(type(case.attention), "_check_shapes", lambda self: None)
     monkeypatch.setattr("lipcore.attention.check_real_tensor", lambda *args, **kwargs: None)
     J = AttentionJacobian(type(case.attention)(**kwargs), torch.zeros(300, 4, dtype=torch.float64, device=device))
-    tiles = len(list(J._tiles()))
+    tiles = len(J._cut())
     for size in ("TILE_BYTES", "ACCELERATOR_TILE_BYTES"):
         with monkeypatch.context() as patch:
             patch.setattr(module, size, 1)
-            assert (len(list(J._tiles())) > tiles) == (size == its_own)
+            assert (len(J._cut()) > tiles) == (size == its_own)
 
 
 @needs_gpu

@@ -144,7 +144,7 @@ def test_stored_weights_are_used_where_they_lie():
     """With P kept (16 MiB), a product makes no copy of it: two tiles of scratch, and arrays of n × k."""
     J = AttentionJacobian(layer(heads=16), tokens(512, 48), store=True)
     for product in both_products(J):
-        assert max(tally(product).allocated) == 2 * jacobian.TILE_BYTES < J._weights.nbytes
+        assert max(tally(product).allocated) == 2 * jacobian.TILE_BYTES < sum(P.nbytes for P in J._weights)
 
 
 @pytest.mark.parametrize(("n", "limit"), [(2, 65), (8, 103), (32, 103)])
@@ -174,7 +174,7 @@ def test_rows_are_used_where_they_pay(batch, n, short):
     assert not isinstance(layer(k=64, d=2).jacobian(tokens(17, 2)), ShortAttentionJacobian)
 
 
-@pytest.mark.parametrize(("dtype", "at", "more"), [(torch.float64, (6, 10), 0), (torch.float32, (12, 16), 1)])
+@pytest.mark.parametrize(("dtype", "at", "more"), [(torch.float64, (6, 10), 0), (torch.float32, (9, 12), 1)])
 def test_one_transfer_an_iteration(dtype, at, more, monkeypatch):
     """Norms go to the host once an iteration; the rest of a run asks for one truth value.
 
@@ -186,7 +186,7 @@ def test_one_transfer_an_iteration(dtype, at, more, monkeypatch):
     for steps in at:
         transfers.clear()
         J = layer(dtype=dtype).jacobian(tokens(3, 64, 48, dtype=dtype))
-        counted = tally(lambda J=J, steps=steps: spectral_norm(J, tol=1e-14, max_iterations=steps))
+        counted = tally(lambda J=J, steps=steps: spectral_norm(J, tol=1e-7, max_iterations=steps))
         assert len(transfers) == steps + more
         scalars[steps] = counted.calls["_local_scalar_dense"]
     assert scalars[at[0]] == scalars[at[1]] <= 1
@@ -233,7 +233,7 @@ def test_a_head_alone_works_in_its_own_dimensions():
         head, X = layer(d=d, q=d, **double).head(2), tokens(20, d, **double)
 
         def run(steps, head=head, X=X):
-            return local_lipschitz(head, X, tol=1e-12, max_iterations=steps)
+            return local_lipschitz(head, X, tol=1e-8, max_iterations=steps)
 
         each.append(flops(lambda run=run: run(6)) - flops(lambda run=run: run(3)))
     assert each[0] == each[1] > 0

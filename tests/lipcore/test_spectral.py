@@ -267,6 +267,24 @@ def test_rank_two_in_five_hundred(randn, method, dtype):
     assert bool(found.converged) and (method == "power" or int(found.iterations) <= 4)
 
 
+@pytest.mark.parametrize("rank", [1, 2, 4, 5, 7, 8, 10])
+@pytest.mark.parametrize("tol", [1e-4, 1e-12])
+def test_low_rank_is_found_out_at_once(generator, rank, tol):
+    """The Krylov space ends after as many steps as there are values, and nobody waits for more."""
+    spectrum = np.r_[np.linspace(1, 1 / rank, rank), np.zeros(500 - rank)]
+    found = spectral_norm(with_spectrum(generator, spectrum), tol=tol)
+    assert int(found.iterations) <= rank + 1
+    assert found.value.item() == pytest.approx(1, rel=1e-12 if tol < 1e-4 else 1e-4)
+
+
+def test_a_large_kernel_costs_nothing(generator):
+    """100 values crowd at the top of 100 × 2000: Golub and Kahan's vectors u keep rounding out of the kernel."""
+    tall = with_spectrum(generator, np.linspace(1, 0.95, 100), rows=2000).to(torch.float32)
+    wide = spectral_norm(tall.T, tol=1e-4)
+    in_double = spectral_norm(tall.T.double(), tol=1e-4)
+    assert abs(int(wide.iterations) - int(in_double.iterations)) <= 1
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_equal_singular_values(generator, method):
     """An isometry: every start is a singular vector."""
