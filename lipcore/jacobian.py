@@ -335,7 +335,8 @@ class ShortAttentionJacobian(AttentionJacobian):
         S = torch.bmm(self._others, H.mT).unflatten(1, (self.attention.heads, -1))  # others' keys q·k̇
         S += torch.bmm(H, self._own.mT).unflatten(2, S.shape[1:3]).transpose(1, 2)  # own query q̇·k
         out = torch.bmm(self._softmax_tangent_(S.flatten(0, 1)), self._v)
-        out.baddbmm_(self._P, self._per_head(H @ self._value.mT))  # mixing
+        dv = torch.mm(H.flatten(0, 1), self._value.mT).view(*H.shape[:2], -1)
+        out.baddbmm_(self._P, self._per_head(dv))  # mixing
         return self.attention.join_heads(out.unflatten(0, (*self.batch_shape, self.attention.heads)))
 
     @torch.no_grad()
@@ -343,8 +344,8 @@ class ShortAttentionJacobian(AttentionJacobian):
         """(D_X f)ᵀ[G], shape (…, n, d): each term of :meth:`matvec` turned round."""
         g = self._split_heads(self._check("G", G, self.output_shape))
         S = self._softmax_tangent_(torch.bmm(g, self._v.mT)).unflatten(0, (-1, self.attention.heads))
-        mixed = torch.bmm(self._P.mT, g).unflatten(0, S.shape[:2]).transpose(1, 2).flatten(2)
-        H = mixed @ self._value
+        dv = torch.bmm(self._P.mT, g).unflatten(0, S.shape[:2]).transpose(1, 2).flatten(2)  # mixing
+        H = torch.mm(dv.flatten(0, 1), self._value).view(*dv.shape[:2], -1)
         H.baddbmm_(S.transpose(1, 2).flatten(2), self._own).baddbmm_(S.flatten(1, 2).mT, self._others)
         return H.reshape(*self.batch_shape, *self.input_shape)
 

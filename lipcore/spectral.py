@@ -347,7 +347,7 @@ def _extreme_scale(image: Tensor, norm: Tensor) -> Tensor | None:
 
 def _to_host(*numbers: Tensor) -> np.ndarray:
     """Tensors (*batch, 1) as rows (len(numbers), members) of float64; refuse what is not finite."""
-    rows = torch.stack([x.reshape(-1) for x in numbers]).cpu().numpy().astype(np.float64)
+    rows = torch.cat(numbers, dim=-1).reshape(-1, len(numbers)).cpu().numpy().astype(np.float64).T
     if not np.isfinite(rows).all():
         raise ValueError("operator: expected finite products, got NaN or infinity")
     return rows
