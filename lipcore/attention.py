@@ -384,7 +384,10 @@ class Attention:
         return joined + self.output_bias if bias and self.output_bias is not None else joined
 
     def jacobian(self, X: Tensor):
-        """The Jacobian of this layer at X as a linear operator: :class:`lipcore.jacobian.AttentionJacobian`."""
+        """The Jacobian of this layer at X as a linear operator: :class:`lipcore.jacobian.AttentionJacobian`.
+
+        For few tokens it is the :class:`lipcore.jacobian.ShortAttentionJacobian`, with the same products.
+        """
         from lipcore.jacobian import AttentionJacobian, ShortAttentionJacobian
 
         short = isinstance(X, Tensor) and X.ndim > 1 and ShortAttentionJacobian.pays(self, X)

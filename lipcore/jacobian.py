@@ -250,7 +250,7 @@ class AttentionJacobian(LinearOperator):
         return self._pull_back(dq, dk, dv)
 
     @staticmethod
-    def _softmax_tangent(P: Tensor, S: Tensor, heaviest: Tensor, *, out: Tensor) -> Tensor:
+    def _softmax_tangent(P: Tensor, S: Tensor, heaviest: Tensor, *, out: Tensor | None = None) -> Tensor:
         """P_ij (S_ij − s̄_i), with s̄_i the mean of S_i under P_i: the derivative of softmax, symmetric. S is changed."""
         S -= S.gather(-1, heaviest)  # from the heaviest key: settled rows lose no digits
         return torch._softmax_backward_data(S, P, -1, S.dtype, grad_input=out)
@@ -334,26 +334,20 @@ class ShortAttentionJacobian(AttentionJacobian):
         H = self._check("H", H, self.input_shape).reshape(-1, *self.input_shape)
         S = torch.bmm(self._others, H.mT).unflatten(1, (self.attention.heads, -1))  # others' keys q·k̇
         S += torch.bmm(H, self._own.mT).unflatten(2, S.shape[1:3]).transpose(1, 2)  # own query q̇·k
-        out = torch.bmm(self._softmax_tangent_(S.flatten(0, 1)), self._v)
-        dv = torch.mm(H.flatten(0, 1), self._value.mT).view(*H.shape[:2], -1)
-        out.baddbmm_(self._P, self._per_head(dv))  # mixing
+        out = torch.bmm(self._softmax_tangent(self._P, S.flatten(0, 1), self._heaviest), self._v)
+        out.baddbmm_(self._P, self._per_head(H @ self._value.mT))  # mixing
         return self.attention.join_heads(out.unflatten(0, (*self.batch_shape, self.attention.heads)))
 
     @torch.no_grad()
     def rmatvec(self, G: Tensor) -> Tensor:
         """(D_X f)ᵀ[G], shape (…, n, d): each term of :meth:`matvec` turned round."""
         g = self._split_heads(self._check("G", G, self.output_shape))
-        S = self._softmax_tangent_(torch.bmm(g, self._v.mT)).unflatten(0, (-1, self.attention.heads))
+        S = self._softmax_tangent(self._P, torch.bmm(g, self._v.mT), self._heaviest)
+        S = S.unflatten(0, (-1, self.attention.heads))
         dv = torch.bmm(self._P.mT, g).unflatten(0, S.shape[:2]).transpose(1, 2).flatten(2)  # mixing
-        H = torch.mm(dv.flatten(0, 1), self._value).view(*dv.shape[:2], -1)
+        H = dv @ self._value
         H.baddbmm_(S.transpose(1, 2).flatten(2), self._own).baddbmm_(S.flatten(1, 2).mT, self._others)
         return H.reshape(*self.batch_shape, *self.input_shape)
-
-    def _softmax_tangent_(self, S: Tensor) -> Tensor:
-        """The same in place, in passes that short rows do not slow down."""
-        S -= S.gather(-1, self._heaviest)
-        S *= self._P
-        return S.addcmul_(self._P, S.sum(-1, keepdim=True), value=-1)
 
 
 class AutogradJacobian(LinearOperator):

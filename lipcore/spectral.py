@@ -342,7 +342,7 @@ def _extreme_scale(image: Tensor, norm: Tensor) -> Tensor | None:
         return None
     norm = _safe_norm(image)
     extreme = ((norm > limit) | (norm < 1 / limit)) & (norm > 0) & norm.isfinite()
-    return torch.where(extreme, norm, 1)
+    return torch.where(extreme, norm, 1) if bool(extreme.any()) else None
 
 
 def _to_host(*numbers: Tensor) -> np.ndarray:

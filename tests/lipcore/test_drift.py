@@ -91,7 +91,7 @@ def test_what_is_left_out_changes_nothing(spectrum, dtype, monkeypatch):
 
 
 def test_orthogonality_matters():
-    """The control: without any, a run in float32 sees copies of the top value and its certificate breaks down."""
+    """The control: without any, a run in float32 sees the top value twice, which the matrix has once."""
     J = matrix(SPECTRA["one stands out"], np.float32)
     v = np.random.default_rng(1).standard_normal(200)
     V = [(v / np.linalg.norm(v)).astype(np.float32)]

@@ -149,7 +149,7 @@ def test_stored_weights_are_used_where_they_lie():
 
 @pytest.mark.parametrize(("n", "limit"), [(2, 65), (8, 103), (32, 103)])
 def test_calls_of_a_pair(n, limit):
-    """For few tokens half of a pair's time is that of its calls into PyTorch, views included. (Of a second pair.)"""
+    """For few tokens a pair's time is that of its calls into PyTorch, views included. (Of a second pair.)"""
     J = layer().jacobian(tokens(10, n, 48))
     assert isinstance(J, ShortAttentionJacobian) == (n == 2)
     counted = [[tally(product).calls for product in both_products(J)] for _ in range(2)][-1]
@@ -204,7 +204,7 @@ def test_vectors_are_orthogonalised_late(monkeypatch):
 
 
 def test_convergence_is_looked_at_when_it_is_due(monkeypatch):
-    """Eigenvalues on the host cost as much as the products of a few tokens: two looks in three are left out or late."""
+    """Eigenvalues on the host cost as much as the products of a few tokens: a third of the looks are left out."""
     looks = []
     real = spectral.has_converged
     monkeypatch.setattr(spectral, "has_converged", lambda T, *x: looks.append(T.shape[1]) or real(T, *x))
