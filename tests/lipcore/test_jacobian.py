@@ -94,6 +94,17 @@ def test_rows_for_few_tokens_change_nothing(case):
     torch.testing.assert_close(short.T.dense(), usual.T.dense(), **EXACT)
 
 
+@pytest.mark.parametrize("kind", [AttentionJacobian, ShortAttentionJacobian])
+def test_settled_rows_lose_no_digits(kind):
+    """Each token looks at the other, all but 1e-6 of it: what is left of the derivative is right in float32, too."""
+    attention = Attention.from_matrices(-torch.eye(1), torch.eye(1))
+    X, H = torch.tensor([[2.625], [-2.625]]), torch.tensor([[1.0], [0.0]])
+    single, double = kind(attention, X), kind(attention.to(torch.float64), X.double())
+    for name in ("matvec", "rmatvec"):
+        found, exact = getattr(single, name)(H)[0].double(), getattr(double, name)(H.double())[0]
+        torch.testing.assert_close(found, exact, rtol=1e-5, atol=0)
+
+
 def test_rows_are_those_of_the_theory(make_case):
     case = make_case("biases")
     attention, X = case.attention, case.X
