@@ -124,3 +124,17 @@ def test_vectors_are_as_good_as_their_residual_says(name):
         sigma = (exact @ v).norm()
         true = (exact.T @ (exact @ v) / sigma - sigma * v).norm()
         assert true <= 1.5 * found.residual.double() + 10 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_vectors_stay_orthogonal_when_the_space_ends(dtype, monkeypatch):
+    """What is left of a vector is then rounding alone, and one pass leaves it as far from orthogonal as before."""
+    bases = []
+    real = spectral._summary
+    monkeypatch.setattr(spectral, "_summary", lambda products, V, *x: bases.append(V) or real(products, V, *x))
+    for rank in range(1, 8):
+        M = torch.from_numpy(matrix(np.r_[np.linspace(1, 0.3, rank), np.zeros(60 - rank)], seed=rank)).to(dtype)
+        spectral_norm(torch.stack([M, torch.from_numpy(matrix(np.linspace(1, 0.9, 60))).to(dtype)]), tol=1e-4)
+    for V in bases:
+        products = V[0].double() @ V[0].double().T
+        assert (products - torch.eye(len(products))).abs().max() < torch.finfo(dtype).eps ** 0.5
