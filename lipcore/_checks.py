@@ -27,7 +27,7 @@ def check_real_tensor(name: str, value: object, *, ndim: int | None = None, min_
         raise ValueError(f"{name}: expected {ndim} dimensions, got shape {tuple(value.shape)}")
     if value.ndim < min_ndim:
         raise ValueError(f"{name}: expected at least {min_ndim} dimensions, got shape {tuple(value.shape)}")
-    if not bool(torch.isfinite(value).all()):
+    if value.numel() > 0 and not all(math.isfinite(extreme) for extreme in value.detach().aminmax()):
         raise ValueError(f"{name}: expected finite entries, got NaN or infinity")
     return value
 

@@ -313,7 +313,7 @@ class Attention:
         queries, keys, values = (
             _per_head(X, weight, bias)
             for weight, bias in (
-                (self.scale * self.query, None if self.query_bias is None else self.scale * self.query_bias),
+                (self.query, self.query_bias),
                 (self.key, self.key_bias),
                 (self.value, self.value_bias if value_bias else None),
             )
@@ -321,7 +321,7 @@ class Attention:
         angles = self.angles(X.shape[-2])
         if angles is not None:
             queries, keys = rotate(queries, angles), rotate(keys, angles)
-        return queries, keys, values
+        return self.scale * queries, keys, values
 
     def mask_scores_(self, scores: Tensor, rows: slice) -> Tensor:
         """Mask the scores (…, rows, columns) of ``rows`` against the first ``columns`` keys, in place."""

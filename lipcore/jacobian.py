@@ -332,8 +332,9 @@ class ShortAttentionJacobian(AttentionJacobian):
     def matvec(self, H: Tensor) -> Tensor:
         """D_X f[H], shape (…, n, output_dim)."""
         H = self._check("H", H, self.input_shape).reshape(-1, *self.input_shape)
-        S = torch.bmm(self._others, H.mT).unflatten(1, (self.attention.heads, -1))  # others' keys q·k̇
-        S += torch.bmm(H, self._own.mT).unflatten(2, S.shape[1:3]).transpose(1, 2)  # own query q̇·k
+        per_head = (self.attention.heads, -1)
+        own, others = (torch.bmm(H, rows.mT).unflatten(2, per_head) for rows in (self._own, self._others))
+        S = own.transpose(1, 2) + others.permute(0, 2, 3, 1)  # own query q̇·k, others' keys q·k̇
         out = torch.bmm(self._softmax_tangent(self._P, S.flatten(0, 1), self._heaviest), self._v)
         out.baddbmm_(self._P, self._per_head(H @ self._value.mT))  # mixing
         return self.attention.join_heads(out.unflatten(0, (*self.batch_shape, self.attention.heads)))
