@@ -15,8 +15,8 @@ import numpy as np
 from numpy import ndarray
 
 _NEWTON_STEPS = 60
-#: A run ends when nothing above :math:`(1 + 2\sqrt{tol})\,\theta_1` is possible, at the confidence asked for. Less would
-#: take more pairs of products for a narrower bracket, of which the value hardly gains.
+#: A run ends when nothing above :math:`(1 + 2\sqrt{tol})\,\theta_1` is possible, at the confidence asked for. Less
+#: would take more pairs of products for a narrower bracket, of which the value hardly gains.
 _MARGIN = 2
 
 

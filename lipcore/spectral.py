@@ -342,7 +342,7 @@ def _orthogonalised(w: Tensor, V: _Basis, lost: np.ndarray) -> tuple[Tensor, Ten
 
 
 def _extreme_scale(image: Tensor, norm: Tensor) -> Tensor | None:
-    """Norms of J v_1 where fourth powers of what follows could overflow or vanish, 1 elsewhere; None if none needs it."""
+    """Norms of J v_1 where later fourth powers could overflow or vanish, 1 elsewhere; None where no member needs it."""
     limit = torch.finfo(image.dtype).max ** 0.0625
     if bool(((norm < limit) & (norm > 1 / limit)).all()):
         return None

@@ -222,6 +222,15 @@ def test_squares_may_overflow(randn, factor):
     )
 
 
+def test_start_may_see_little():
+    """‖J v_1‖ is a ten-millionth of σ_max, and t ≈ σ²: the square of t would overflow without a scale."""
+    start = torch.randn(50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    Q = torch.linalg.qr(torch.stack([start, *torch.eye(50, dtype=torch.float64)[:3]], dim=1)).Q[:, 1:]
+    M = 1e4 * torch.eye(50, dtype=torch.float64) + (Q * torch.tensor([1e11, 5e10, 2e10])) @ Q.T
+    assert (M @ start).norm() < 1e-6 * start.norm() * torch.linalg.matrix_norm(M, 2)
+    assert spectral_norm(M.float()).value.item() == pytest.approx(1e11, rel=1e-4)
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_zero(method, dtype):
