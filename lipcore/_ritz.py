@@ -15,9 +15,6 @@ import numpy as np
 from numpy import ndarray
 
 _NEWTON_STEPS = 60
-#: A run ends when nothing above :math:`(1 + 2\sqrt{tol})\,\theta_1` is possible, at the confidence asked for. Less
-#: would take more pairs of products for a narrower bracket, of which the value hardly gains.
-_MARGIN = 2
 
 
 @dataclass(frozen=True)
@@ -60,11 +57,11 @@ def has_converged(diagonal: ndarray, below: ndarray, tol: float, overlap: float)
 
     The error of θ_1 is of second order in the residual r: about :math:`\theta_1 r^2 / 2(\theta_1^2 - \theta_2^2)`,
     or at most r where the gap is not resolved. That trusts that no larger singular value hides behind a start nearly
-    orthogonal to its vector; the certificate rules out, at its confidence, one above :math:`(1+2\sqrt{tol})\,\theta_1`,
+    orthogonal to its vector; the certificate rules out, at its confidence, one above :math:`(1+\sqrt{tol})\,\theta_1`,
     where the excess, which comes second, is not negative.
     """
     theta = _roots(np.linalg.eigvalsh(_dense(diagonal, below)))
-    excess = _log_excess((1 + _MARGIN * math.sqrt(tol)) * theta[:, 0], theta, below, overlap)
+    excess = _log_excess((1 + math.sqrt(tol)) * theta[:, 0], theta, below, overlap)
     converged = excess >= 0
     if converged.any():  # the certificate comes last as a rule, so that most steps are done here
         steps = np.full(len(theta), theta.shape[1])
