@@ -332,8 +332,9 @@ class ShortAttentionJacobian(AttentionJacobian):
     def matvec(self, H: Tensor) -> Tensor:
         """D_X f[H], shape (…, n, output_dim)."""
         H = self._check("H", H, self.input_shape).reshape(-1, *self.input_shape)
-        per_head = (self.attention.heads, -1)
-        own, others = (torch.bmm(H, rows.mT).unflatten(2, per_head) for rows in (self._own, self._others))
+        own, others = (
+            torch.bmm(H, rows.mT).unflatten(2, (self.attention.heads, -1)) for rows in (self._own, self._others)
+        )
         S = own.transpose(1, 2) + others.permute(0, 2, 3, 1)  # own query q̇·k, others' keys q·k̇
         out = torch.bmm(self._softmax_tangent(self._P, S.flatten(0, 1), self._heaviest), self._v)
         out.baddbmm_(self._P, self._per_head(H @ self._value.mT))  # mixing

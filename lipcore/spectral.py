@@ -251,7 +251,7 @@ class _Basis:
         if self.size == len(self._buffer):
             self._buffer = torch.cat([self._buffer, torch.empty_like(self._buffer)])
         self.size += 1
-        return _unit(vector, norm, out=self._buffer[self.size - 1])
+        return _divided(vector, norm, out=self._buffer[self.size - 1])
 
     @property
     def vectors(self) -> Tensor:
@@ -282,9 +282,9 @@ def _safe_norm(vector: Tensor) -> Tensor:
     return largest * _norm(vector / torch.where(largest > 0, largest, 1))
 
 
-def _unit(vector: Tensor, norm: Tensor, out: Tensor | None = None) -> Tensor:
-    """vector/norm, or zero where the norm is zero: an exhausted Krylov space adds nothing more."""
-    return torch.div(vector, norm.clamp(min=torch.finfo(norm.dtype).tiny), out=out)
+def _divided(part: Tensor, by: Tensor, out: Tensor | None = None) -> Tensor:
+    """part/by, or zero where both are zero: an exhausted Krylov space adds nothing more."""
+    return torch.div(part, by.clamp(min=torch.finfo(by.dtype).tiny), out=out)
 
 
 def _lanczos(operator: LinearOperator, start: Tensor, tol: float, max_iterations: int, overlap: float) -> _Parts:
@@ -316,7 +316,7 @@ def _lanczos(operator: LinearOperator, start: Tensor, tol: float, max_iterations
         if drifted:
             w = V.remove_from(w)
             t = _norm(w)
-        a, b, lost = _to_host(alpha, t, whole)  # the one transfer of a step
+        a, b, lost = _to_host(alpha, t, whole)  # the one transfer of a step: α, t, and t with what was removed
         diagonal[:, k - 1], below[:, k - 1] = a**2 + last, b
         ahead = ~converged
         iterations[ahead] = k  # a member that has converged keeps what it had
@@ -335,7 +335,7 @@ def _lanczos(operator: LinearOperator, start: Tensor, tol: float, max_iterations
             due[look] = k + steps_to_wait(excess, k)
         if converged.all() or k == steps:
             break
-        v, ratio = V.append(w, t), _unit(t, square)
+        v, ratio = V.append(w, t), _divided(t, square)
         last = (b / np.where(a > 0, a, 1)) ** 2
     return _summary(products, V.vectors, diagonal[:, :k], below[:, :k], iterations, converged, overlap)
 
@@ -354,7 +354,7 @@ def _orthogonalised(w: Tensor, V: _Basis, lost: np.ndarray) -> tuple[Tensor, Ten
 
 def _extreme_scale(image: Tensor, norm: Tensor) -> Tensor | None:
     """Norms of J v_1 where later fourth powers could overflow or vanish, 1 elsewhere; None where no member needs it."""
-    limit = torch.finfo(image.dtype).max ** 0.0625
+    limit = torch.finfo(image.dtype).max ** 0.0625  # far from the ends: σ_max may be much larger than ‖J v_1‖
     if bool(((norm < limit) & (norm > 1 / limit)).all()):
         return None
     norm = _safe_norm(image)
@@ -377,7 +377,7 @@ def _summary(products, V, diagonal, below, iterations, converged, overlap) -> _P
     growth = largest_growth(found.theta, below, iterations, overlap)
     right = torch.from_numpy(found.right).to(V.device, V.dtype).reshape(*batch, 1, -1)
     v = (right @ V)[..., 0, :]
-    v = _unit(v, _norm(v))
+    v = _divided(v, _norm(v))
     scale, products.scale = products.scale, None
     image = products.matvec(v)  # one product more, and the value is a norm ‖Jv‖ that J does reach
     value = (_norm if scale is None else _safe_norm)(image)
@@ -386,7 +386,7 @@ def _summary(products, V, diagonal, below, iterations, converged, overlap) -> _P
         factor * torch.from_numpy(x).reshape(batch) for x in (found.theta[:, 0] * growth, found.residual)
     )
     iterations, converged = (torch.from_numpy(x).reshape(batch) for x in (iterations, converged))
-    return _result(products.operator, value[..., 0], upper, residual, iterations, converged, _unit(image, value), v)
+    return _result(products.operator, value[..., 0], upper, residual, iterations, converged, _divided(image, value), v)
 
 
 def _power(operator: LinearOperator, start: Tensor, tol: float, max_iterations: int, overlap: float) -> _Parts:
@@ -401,7 +401,7 @@ def _power(operator: LinearOperator, start: Tensor, tol: float, max_iterations: 
         u = products.matvec(v)
         new_value = _safe_norm(u)
         _to_host(new_value)
-        u = _unit(u, new_value)
+        u = _divided(u, new_value)
         w = products.rmatvec(u)
         w_norm = _safe_norm(w)
         log_growth = log_growth + new_value.double().log()
@@ -417,7 +417,7 @@ def _power(operator: LinearOperator, start: Tensor, tol: float, max_iterations: 
         if bool(converged.all()):
             break
         log_growth = log_growth + w_norm.double().log()
-        value, v = new_value, _unit(w, w_norm)
+        value, v = new_value, _divided(w, w_norm)
     value, upper, residual, left, right = frozen
     return _result(operator, value[..., 0], upper[..., 0], residual[..., 0], iterations, converged, left, right)
 

@@ -322,6 +322,13 @@ def test_bad_input(name):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_one_bad_entry_among_many(bad):
+    X = torch.tensor([[1.0, -1.0], [bad, 0.0], [-2.0, 2.0]])
+    with pytest.raises(ValueError, match="X: expected finite entries"):
+        attention_map(X, EYE, EYE)
+
+
 def test_compressed_is_the_same_map(case):
     """f(X) = g(XZ)Uᵀ up to the output bias, in as few dimensions as the weights have."""
     attention, X = case.attention, case.X
