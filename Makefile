@@ -70,7 +70,7 @@ check: book  ## open every built page in a browser and check it
 	@cat $(BUILD)/reading.txt
 
 attack: $(STAMP) $(WEIGHTS)  ## try to break every bound, at length
-	$(BIN)/python -m lipcore.attack --output $(BUILD)/attack.json $(ATTACK_FLAGS)
+	$(BIN)/python -m lipcore.lab.attack --output $(BUILD)/attack.json $(ATTACK_FLAGS)
 
 sweep: $(STAMP) $(WEIGHTS)  ## measure what Part III rests on (20 minutes of one core; resumes), store the table
 	OMP_NUM_THREADS=1 $(BIN)/lipcore sweep --plan book/data/sweep.toml --folder $(BUILD)/sweep --export book/data/sweep.parquet $(SWEEP_FLAGS)

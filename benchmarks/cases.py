@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lipcore import Attention, local_lipschitz, models
 from lipcore.jacobian import AttentionJacobian
-from lipcore.texts import load_text, sequences
+from lipcore.models.texts import load_text, sequences
 
 LENGTHS = (8, 32, 64, 128, 256)
 LAYER = 3
@@ -21,7 +21,9 @@ SEQUENCES = 10
 def minilm(n: int) -> tuple[Attention, Tensor]:
     """The layer, and what enters it for ten sequences of n tokens, in float32."""
     model = models.load("minilm")
-    return model.attention(LAYER), model.hidden_states(LAYER, sequences(model, load_text("pydoc"), n, SEQUENCES))
+    return model.attention(LAYER), model.hidden_states(
+        LAYER, sequences(model, load_text("pydoc"), n, SEQUENCES)
+    )
 
 
 @functools.cache
@@ -29,7 +31,9 @@ def converged(n: int) -> Tensor:
     """Their local constants, converged in float64 from a start of their own."""
     attention, X = minilm(n)
     start = torch.Generator().manual_seed(1)
-    return local_lipschitz(attention.to(torch.float64), X.double(), tol=1e-13, generator=start).value
+    return local_lipschitz(
+        attention.to(torch.float64), X.double(), tol=1e-13, generator=start
+    ).value
 
 
 def relative_error(values: Tensor, exact: Tensor) -> float:
@@ -54,13 +58,18 @@ def random_layer(*, heads: int, d: int, k: int = 32, causal: bool = False) -> At
 
 def random_jacobian(*, n: int, batch: int = 1, **layer) -> AttentionJacobian:
     attention = random_layer(**layer)
-    return attention.jacobian(torch.randn(batch, n, attention.d, generator=torch.Generator().manual_seed(1)))
+    return attention.jacobian(
+        torch.randn(batch, n, attention.d, generator=torch.Generator().manual_seed(1))
+    )
 
 
 def pair(J: AttentionJacobian):
     """One product with J and one with Jᵀ, as a function without arguments."""
     generator = torch.Generator().manual_seed(2)
-    H, G = (torch.randn(*J.batch_shape, *shape, generator=generator) for shape in (J.input_shape, J.output_shape))
+    H, G = (
+        torch.randn(*J.batch_shape, *shape, generator=generator)
+        for shape in (J.input_shape, J.output_shape)
+    )
     return lambda: (J.matvec(H), J.rmatvec(G))
 
 

@@ -75,7 +75,10 @@ def _made(record: dict) -> dict:
         "cores": os.cpu_count(),
         "threads": record["machine_info"]["threads"],
         "system": record["machine_info"]["system"],
-        "versions": {"lipcore": lipcore.__version__, "Python": record["machine_info"]["python_version"]}
+        "versions": {
+            "lipcore": lipcore.__version__,
+            "Python": record["machine_info"]["python_version"],
+        }
         | {name: metadata.version(name).split("+")[0] for name in packages},
     }
 
@@ -85,9 +88,13 @@ def _check(found: dict) -> None:
     missing = [n for n in LENGTHS if lengths.count(n) < len(METHODS) - (n > 8)]
     missing += [case for case in CASES if case not in [(x["layer"], x["n"]) for x in found["long"]]]
     seen = [(x["size"], x["at"]) for x in found["growth"]["runs"]]
-    missing += [(size, at) for size, values in GROWTH.items() for at in values if (size, at) not in seen]
+    missing += [
+        (size, at) for size, values in GROWTH.items() for at in values if (size, at) not in seen
+    ]
     if missing:
-        raise SystemExit(f"record: expected every benchmark, these are missing or failed: {missing}")
+        raise SystemExit(
+            f"record: expected every benchmark, these are missing or failed: {missing}"
+        )
 
 
 def _rounded(value):
@@ -102,7 +109,12 @@ def _rounded(value):
 def write(found: dict, path: Path) -> None:
     """One result a line: easy to read, and to compare with an earlier one."""
     text = json.dumps(found, ensure_ascii=False)
-    for before, after in (('], "', '],\n"'), ('}, "', '},\n"'), ("}, {", "},\n  {"), ('": [{', '": [\n  {')):
+    for before, after in (
+        ('], "', '],\n"'),
+        ('}, "', '},\n"'),
+        ("}, {", "},\n  {"),
+        ('": [{', '": [\n  {'),
+    ):
         text = text.replace(before, after)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text + "\n", encoding="utf8")

@@ -43,7 +43,9 @@ def stretch(attention: Attention, X: torch.Tensor, direction: torch.Tensor) -> f
 
     def f(Y: torch.Tensor) -> torch.Tensor:
         queries, keys, values = (part[None] for part in attention.project(Y))
-        mixed = scaled_dot_product_attention(queries, keys, values, is_causal=attention.causal, scale=1.0)
+        mixed = scaled_dot_product_attention(
+            queries, keys, values, is_causal=attention.causal, scale=1.0
+        )
         return attention.join_heads(mixed[0])
 
     return ((f(X + step * H) - f(X - step * H)).norm() / (2 * step * H.norm())).item()

@@ -45,7 +45,9 @@ def test_bare_products(benchmark, n):
     benchmark.extra_info |= {"n": n, "multiplications": multiplications(J)}
 
 
-@pytest.mark.parametrize(("size", "value"), [(size, value) for size, values in GROWTH.items() for value in values])
+@pytest.mark.parametrize(
+    ("size", "value"), [(size, value) for size, values in GROWTH.items() for value in values]
+)
 def test_growth(benchmark, size, value):
     """One size grows, the others stay."""
     J = random_jacobian(**BASE | {size: value})

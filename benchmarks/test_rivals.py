@@ -50,7 +50,9 @@ def test_lanczos_on_autodiff(benchmark, n):
 def test_power_iteration(benchmark, n):
     """The paper's method with the tangent: at most 100 iterations, threshold 1e-4 on the Rayleigh quotient."""
     attention, X = minilm(n)
-    found = benchmark.pedantic(lambda: torch.stack([_power_iteration(attention, x) for x in X]), rounds=1)
+    found = benchmark.pedantic(
+        lambda: torch.stack([_power_iteration(attention, x) for x in X]), rounds=1
+    )
     _report(benchmark, n, found, 0.2)  # the threshold says little about the error
 
 
@@ -73,7 +75,9 @@ def test_svds(benchmark, n):
     """SciPy's svds on products by autodiff; fewer sequences where they are long."""
     attention, X = minilm(n)
     count = min(SEQUENCES, 256 // n)
-    found = benchmark.pedantic(lambda: torch.tensor([_svds(attention, x) for x in X[:count]]), rounds=1)
+    found = benchmark.pedantic(
+        lambda: torch.tensor([_svds(attention, x) for x in X[:count]]), rounds=1
+    )
     _report(benchmark, n, found, 1e-3)
 
 
@@ -83,7 +87,9 @@ def _svds(f, x: torch.Tensor) -> float:
     def product(apply):
         return lambda v: apply(torch.as_tensor(v, dtype=x.dtype).reshape(x.shape)).flatten().numpy()
 
-    operator = LinearOperator(J.shape, matvec=product(J.matvec), rmatvec=product(J.rmatvec), dtype="float32")
+    operator = LinearOperator(
+        J.shape, matvec=product(J.matvec), rmatvec=product(J.rmatvec), dtype="float32"
+    )
     return float(svds(operator, k=1, return_singular_vectors=False, random_state=0)[0])
 
 

@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lipcore import adversarial, bounds, jacobian, measures, models, spectral, sweep
+    from lipcore import adversarial, bounds, jacobian, measures, models, spectral
     from lipcore.attention import Attention, attention_map
     from lipcore.jacobian import AttentionJacobian, AutogradJacobian
     from lipcore.spectral import SpectralNorm, local_lipschitz, spectral_norm
@@ -25,7 +25,6 @@ __all__ = [
     "models",
     "spectral",
     "spectral_norm",
-    "sweep",
 ]
 __version__ = "0.1.0"
 

@@ -2,6 +2,7 @@
 
 import sys
 
-from lipcore.cli import main
+from lipcore.models.cli import main
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

@@ -11,7 +11,9 @@ from torch import Tensor
 _REAL = (torch.float32, torch.float64)
 
 
-def check_real_tensor(name: str, value: object, *, ndim: int | None = None, min_ndim: int = 0) -> Tensor:
+def check_real_tensor(
+    name: str, value: object, *, ndim: int | None = None, min_ndim: int = 0
+) -> Tensor:
     """Return ``value`` if it is a finite float32 or float64 tensor of the stated rank, else raise."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor, got {type(value).__name__}")
@@ -26,8 +28,12 @@ def check_real_tensor(name: str, value: object, *, ndim: int | None = None, min_
     if ndim is not None and value.ndim != ndim:
         raise ValueError(f"{name}: expected {ndim} dimensions, got shape {tuple(value.shape)}")
     if value.ndim < min_ndim:
-        raise ValueError(f"{name}: expected at least {min_ndim} dimensions, got shape {tuple(value.shape)}")
-    if value.numel() > 0 and not all(math.isfinite(extreme) for extreme in value.detach().aminmax()):
+        raise ValueError(
+            f"{name}: expected at least {min_ndim} dimensions, got shape {tuple(value.shape)}"
+        )
+    if value.numel() > 0 and not all(
+        math.isfinite(extreme) for extreme in value.detach().aminmax()
+    ):
         raise ValueError(f"{name}: expected finite entries, got NaN or infinity")
     return value
 
@@ -48,7 +54,9 @@ def check_tokens(X: object, d: int | None = None, name: str = "X") -> Tensor:
     if tokens.shape[-2] == 0:
         raise ValueError(f"{name}: expected at least one token, got shape {tuple(tokens.shape)}")
     if d is not None and tokens.shape[-1] != d:
-        raise ValueError(f"{name}: expected tokens of dimension {d}, got shape {tuple(tokens.shape)}")
+        raise ValueError(
+            f"{name}: expected tokens of dimension {d}, got shape {tuple(tokens.shape)}"
+        )
     if tokens.numel() == 0:
         raise ValueError(f"{name}: expected a non-empty tensor, got shape {tuple(tokens.shape)}")
     return tokens
@@ -57,13 +65,22 @@ def check_tokens(X: object, d: int | None = None, name: str = "X") -> Tensor:
 def check_same_kind(name: str, value: Tensor, reference: Tensor, reference_name: str) -> None:
     """Refuse two tensors of different dtype or device: silent promotion hides a loss of accuracy."""
     if value.dtype != reference.dtype:
-        raise TypeError(f"{name} is {value.dtype} but {reference_name} is {reference.dtype}: convert one of them")
+        raise TypeError(
+            f"{name} is {value.dtype} but {reference_name} is {reference.dtype}: convert one of them"
+        )
     if value.device != reference.device:
-        raise ValueError(f"{name} is on {value.device} but {reference_name} is on {reference.device}: move one")
+        raise ValueError(
+            f"{name} is on {value.device} but {reference_name} is on {reference.device}: move one"
+        )
 
 
 def check_number(
-    name: str, value: object, *, minimum: float = -math.inf, maximum: float = math.inf, strict: bool = False
+    name: str,
+    value: object,
+    *,
+    minimum: float = -math.inf,
+    maximum: float = math.inf,
+    strict: bool = False,
 ) -> float:
     """Return ``value`` as a float if it is a finite real number in [minimum, maximum], else raise."""
     if isinstance(value, Tensor) and value.ndim == 0:
@@ -83,7 +100,9 @@ def check_number(
 
 def check_count(name: str, value: object, *, minimum: int = 1) -> int:
     """Return ``value`` as an int if it is a whole number at least ``minimum``, else raise."""
-    is_whole = isinstance(value, numbers.Integral) or (isinstance(value, float) and value.is_integer())
+    is_whole = isinstance(value, numbers.Integral) or (
+        isinstance(value, float) and value.is_integer()
+    )
     if isinstance(value, bool) or not is_whole:
         raise TypeError(f"{name}: expected a whole number, got {value!r}")
     if int(value) < minimum:

@@ -27,21 +27,28 @@ class Drift:
 
     def __init__(self, members: int, steps: int, eps: float) -> None:
         self._eps, self._rng = eps, np.random.default_rng(0)
-        self._before, self._now = np.zeros((2, steps + 2, _DRAWS, members))  # row j: with v_j, and row 0 empty
+        self._before, self._now = np.zeros(
+            (2, steps + 2, _DRAWS, members)
+        )  # row j: with v_j, and row 0 empty
         self._now[1] = 1
 
     def step(self, diagonal: ndarray, below: ndarray) -> ndarray:
         """Go from v_k to v_{k+1}, given T_k as in :mod:`lipcore._ritz`; the largest ω of each member."""
         k = diagonal.shape[1]
         d, t = diagonal.T[:, None], below.T[:, None]  # (k, 1, members)
-        now, new = self._now, self._before  # what was before is no longer needed when it is written over
+        now, new = (
+            self._now,
+            self._before,
+        )  # what was before is no longer needed when it is written over
         rounding = _ROUNDING * self._eps * (d + t).max(0) + _TINY
         omega = t[:-1] * now[2 : k + 1] + (d[:-1] - d[-1]) * now[1:k]
         omega[1:] += t[:-2] * now[1 : k - 1]
         omega -= t[k - 2 : k - 1] * new[1:k]
         new[1 : k + 1] = rounding * self._rng.standard_normal((k, _DRAWS, 1))
         new[1:k] += omega
-        new[1 : k + 1] /= np.maximum(t[-1], rounding)  # nothing left of v_{k+1}: the Krylov space has ended
+        new[1 : k + 1] /= np.maximum(
+            t[-1], rounding
+        )  # nothing left of v_{k+1}: the Krylov space has ended
         new[k + 1] = 1
         self._before, self._now = now, new
         return np.abs(new[1 : k + 1]).max((0, 1))

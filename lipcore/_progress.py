@@ -9,7 +9,9 @@ def bar(iterable=None, *, show: bool, **options):
         from tqdm import tqdm
     except ImportError as error:
         if show:
-            raise ImportError("progress: a bar needs tqdm: pip install tqdm, or pass progress=False") from error
+            raise ImportError(
+                "progress: a bar needs tqdm: pip install tqdm, or pass progress=False"
+            ) from error
         return _Silent(iterable)
     return tqdm(iterable, disable=not show, **options)
 

@@ -52,7 +52,9 @@ def _roots(eigenvalues: ndarray) -> ndarray:
     return np.sqrt(np.maximum(eigenvalues[:, ::-1], 0))
 
 
-def has_converged(diagonal: ndarray, below: ndarray, tol: float, overlap: float) -> tuple[ndarray, ndarray]:
+def has_converged(
+    diagonal: ndarray, below: ndarray, tol: float, overlap: float
+) -> tuple[ndarray, ndarray]:
     r"""Whether θ_1 of each member is within tol, by two tests; and how far it is from passing the second one.
 
     The error of θ_1 is of second order in the residual r: about :math:`\theta_1 r^2 / 2(\theta_1^2 - \theta_2^2)`,
@@ -65,7 +67,9 @@ def has_converged(diagonal: ndarray, below: ndarray, tol: float, overlap: float)
     converged = excess >= 0
     if converged.any():  # the certificate comes last as a rule, so that most steps are done here
         steps = np.full(len(theta), theta.shape[1])
-        converged[converged] = _estimated_error(ritz(*(x[converged] for x in (diagonal, below, steps)))) <= tol
+        converged[converged] = (
+            _estimated_error(ritz(*(x[converged] for x in (diagonal, below, steps)))) <= tol
+        )
     return converged, excess
 
 

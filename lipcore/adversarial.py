@@ -62,17 +62,25 @@ def worst_case_inputs(A: Tensor, n: int, radius: float, *, causal: bool = False)
     """
     A = check_square("A", A).detach()
     n, radius = check_count("n", n), check_number("radius", radius, minimum=0)
-    scores = A.double() * radius * radius  # as a tensor: past float64's range it is infinite, not an error
+    scores = (
+        A.double() * radius * radius
+    )  # as a tensor: past float64's range it is infinite, not an error
     if not bool(torch.isfinite(scores).all()):
         raise ValueError(f"radius: expected scores within float64's range, got {radius:g}")
     first, others = _shortened(*_candidate_pairs(scores))  # (candidates, d), in units of the radius
     if n == 1:
         return (radius * first[-1:]).to(A.dtype)  # one token is moved by V alone, wherever it is
-    copies = torch.ones(1, dtype=torch.long) if causal else torch.logspace(0, math.log10(n - 1), 24).long().unique()
+    copies = (
+        torch.ones(1, dtype=torch.long)
+        if causal
+        else torch.logspace(0, math.log10(n - 1), 24).long().unique()
+    )
     values = (_first_block_norm(scores, first, others, n)[:, None] if causal
               else _two_token_norm(scores, first, others, copies.to(A.device), n))  # fmt: skip
     pair, count = divmod(int(values.argmax()), values.shape[1])
-    repeated = torch.where(torch.arange(n, device=A.device)[:, None] < copies[count].item(), first[pair], others[pair])
+    repeated = torch.where(
+        torch.arange(n, device=A.device)[:, None] < copies[count].item(), first[pair], others[pair]
+    )
     return (radius * repeated).to(A.dtype)
 
 
@@ -129,19 +137,30 @@ def leader_and_crowd(head: Attention, n: int, radius: float) -> Crowd:
     (32.0, 7.0)
     """
     if head.heads != 1 or head.mask is not None or head.log_weights is not None:
-        raise ValueError("head: expected one head, without other masks or weights than the causal mask")
-    n, radius = check_count("n", n, minimum=2), check_number("radius", radius, minimum=0, strict=True)
+        raise ValueError(
+            "head: expected one head, without other masks or weights than the causal mask"
+        )
+    n, radius = (
+        check_count("n", n, minimum=2),
+        check_number("radius", radius, minimum=0, strict=True),
+    )
     basis = _score_basis(head.query[0], head.key[0])
     A, c = basis.mT @ head.score_matrices()[0] @ basis, head.score_offsets()[0]
     x2 = radius * (basis @ score_gap(A)[1].to(A))
     y = basis @ (A @ (basis.mT @ x2)) + c
     if not bool(y.norm() > 0):
-        raise ValueError("head: expected scores that depend on the key, all of the crowd's are equal")
+        raise ValueError(
+            "head: expected scores that depend on the key, all of the crowd's are equal"
+        )
     z = radius * y / y.norm() - x2
     lead = y @ z
     if not bool(torch.isfinite(lead)):
         raise ValueError(f"radius: expected scores within range of {lead.dtype}, got {radius:g}")
-    others = torch.arange(1, n, device=y.device) if head.causal else torch.full((n - 1,), n - 1, device=y.device)
+    others = (
+        torch.arange(1, n, device=y.device)
+        if head.causal
+        else torch.full((n - 1,), n - 1, device=y.device)
+    )
     lower = _leader_response(_reduced_value(head), y, z, torch.sigmoid(lead - others.to(y).log()))
     return Crowd(torch.cat([(x2 + z)[None], x2.expand(n - 1, -1)]), lead.item(), lower.item())
 
@@ -184,7 +203,11 @@ def _score_basis(query: Tensor, key: Tensor) -> Tensor:
 
 def _reduced_value(head: Attention) -> Tensor:
     """V, or a matrix with the norms of W V and few rows."""
-    return head.value[0] if head.output is None else torch.linalg.qr(head.output, mode="r")[1] @ head.value[0]
+    return (
+        head.value[0]
+        if head.output is None
+        else torch.linalg.qr(head.output, mode="r")[1] @ head.value[0]
+    )
 
 
 def _leader_response(V: Tensor, y: Tensor, z: Tensor, w: Tensor) -> Tensor:
@@ -226,8 +249,12 @@ def _two_token_norm(A: Tensor, first: Tensor, others: Tensor, copies: Tensor, n:
     """
     z, lead, seen, pulled = first - others, first @ A.mT, others @ A.mT, (first - others) @ A
     masses = torch.stack([copies.to(A.dtype), n - copies.to(A.dtype)], dim=-1) / n  # (copies, 2)
-    gaps = torch.stack([(lead * z).sum(-1), (seen * z).sum(-1)], dim=-1)  # lead of x_1's score for queries x_1, x_2
-    w = torch.sigmoid(gaps[:, None, :] + (masses[:, 0] / masses[:, 1]).log()[:, None])  # (pairs, copies, 2 queries)
+    gaps = torch.stack(
+        [(lead * z).sum(-1), (seen * z).sum(-1)], dim=-1
+    )  # lead of x_1's score for queries x_1, x_2
+    w = torch.sigmoid(
+        gaps[:, None, :] + (masses[:, 0] / masses[:, 1]).log()[:, None]
+    )  # (pairs, copies, 2 queries)
     z, lead, seen, pulled = _common_coordinates([z, lead, seen, pulled])
     P = torch.stack([w, 1 - w], dim=-1)  # (pairs, copies, query, key)
     offsets = torch.stack([1 - w, -w], dim=-1)  # x_j − m_i = offset · z
@@ -235,7 +262,11 @@ def _two_token_norm(A: Tensor, first: Tensor, others: Tensor, copies: Tensor, n:
     identity = torch.eye(z.shape[-1], dtype=A.dtype, device=A.device)
     keys = torch.einsum("pcij,pr,pis->pcijrs", P * offsets, z, images)
     own = torch.einsum("pci,pr,ps->pcirs", w * (1 - w), z, pulled)
-    blocks = P[..., None, None] * identity + keys + torch.diag_embed(own.movedim(2, -1)).movedim((-2, -1), (2, 3))
+    blocks = (
+        P[..., None, None] * identity
+        + keys
+        + torch.diag_embed(own.movedim(2, -1)).movedim((-2, -1), (2, 3))
+    )
     blocks = blocks * (masses[:, :, None] / masses[:, None, :]).sqrt()[..., None, None]
     norms = torch.linalg.matrix_norm(blocks.transpose(3, 4).flatten(4).flatten(2, 3), 2)
     repeated = torch.linalg.matrix_norm(own, 2) * (masses * n >= 2)  # copies moved apart
@@ -248,7 +279,9 @@ def _common_coordinates(vectors: list[Tensor]) -> list[Tensor]:
     d = stacked.shape[-2]
     if d <= len(vectors) + 1:
         return vectors
-    extra = torch.randn(d, 1, generator=torch.Generator().manual_seed(0), dtype=stacked.dtype).to(stacked.device)
+    extra = torch.randn(d, 1, generator=torch.Generator().manual_seed(0), dtype=stacked.dtype).to(
+        stacked.device
+    )
     basis, _ = torch.linalg.qr(torch.cat([stacked, extra.expand(len(stacked), d, 1)], dim=-1))
     return list((basis.mT @ stacked).unbind(-1))
 
@@ -267,12 +300,18 @@ def _first_block_norm(A: Tensor, first: Tensor, others: Tensor, n: int) -> Tenso
     zz, yy, zy = z.square().sum(-1), y.square().sum(-1), (z * y).sum(-1)
     # eigenvalues of s1 (zyᵀ + yzᵀ) + s2 |z|² yyᵀ on the span: from its trace and its determinant
     trace, determinant = 2 * s1 * zy + s2 * zz * yy, -(s1**2) * (zz * yy - zy**2)
-    top = trace if len(A) == 1 else trace / 2 + (trace.square() / 4 - determinant).clamp(min=0).sqrt()
+    top = (
+        trace if len(A) == 1 else trace / 2 + (trace.square() / 4 - determinant).clamp(min=0).sqrt()
+    )
     return (1 + s0 + top).sqrt()  # token 1 sees itself alone: 1
 
 
 def star_inputs(
-    q: int, *, dimension: int | None = None, shifted: bool = False, generator: torch.Generator | None = None
+    q: int,
+    *,
+    dimension: int | None = None,
+    shifted: bool = False,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     r"""Points at which attention with squared distances mixes roughly (the book, "A zoo of attentions").
 
@@ -322,7 +361,9 @@ def star_inputs(
     satellites = math.sqrt(math.log(q)) * directions
     if shifted:
         satellites = torch.nn.functional.pad(satellites, (0, 1), value=math.sqrt(math.log(2)))
-    return torch.cat([satellites.new_zeros(4 * q if shifted else 2 * q, satellites.shape[1]), satellites])
+    return torch.cat(
+        [satellites.new_zeros(4 * q if shifted else 2 * q, satellites.shape[1]), satellites]
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -414,14 +455,24 @@ def ascend(
     return _best_restart(climber, torch.stack(history), restarts, X.shape[:-2])
 
 
-def _perturbed(flat: Tensor, domain: _Domain, restarts: int, generator: torch.Generator | None) -> Tensor:
+def _perturbed(
+    flat: Tensor, domain: _Domain, restarts: int, generator: torch.Generator | None
+) -> Tensor:
     """(1, batch, n, d) → (restarts, batch, n, d): the starts themselves, then copies moved by more and more."""
     if restarts == 1:
         return flat
     generator = generator or torch.Generator().manual_seed(0)
-    noise = torch.randn(restarts - 1, *flat.shape[1:], generator=generator, dtype=flat.dtype, device=generator.device)
+    noise = torch.randn(
+        restarts - 1,
+        *flat.shape[1:],
+        generator=generator,
+        dtype=flat.dtype,
+        device=generator.device,
+    )
     size = torch.linspace(1 / (restarts - 1), 1, restarts - 1, dtype=flat.dtype, device=flat.device)
-    return torch.cat([flat, domain.project(flat + size[:, None, None, None] * noise.to(flat.device))])
+    return torch.cat(
+        [flat, domain.project(flat + size[:, None, None, None] * noise.to(flat.device))]
+    )
 
 
 def _best_restart(climber: _Climber, history: Tensor, restarts: int, batch: torch.Size) -> Ascent:
@@ -449,7 +500,9 @@ class _Domain:
     sphere: bool
 
     @classmethod
-    def of(cls, X: Tensor, radius: float | None, ellipsoid: tuple[Tensor, Tensor | None] | None) -> _Domain:
+    def of(
+        cls, X: Tensor, radius: float | None, ellipsoid: tuple[Tensor, Tensor | None] | None
+    ) -> _Domain:
         if (radius is None) == (ellipsoid is None):
             raise ValueError("radius, ellipsoid: expected exactly one of the two")
         d = X.shape[-1]
@@ -461,7 +514,9 @@ class _Domain:
             bias = torch.zeros_like(gain) if bias is None else bias
             for name, tensor in (("gain", gain), ("bias", bias)):
                 if tuple(check_real_tensor(f"ellipsoid {name}", tensor).shape) != (d,):
-                    raise ValueError(f"ellipsoid {name}: expected shape ({d},), got {tuple(tensor.shape)}")
+                    raise ValueError(
+                        f"ellipsoid {name}: expected shape ({d},), got {tuple(tensor.shape)}"
+                    )
             if bool((gain == 0).any()):
                 raise ValueError("ellipsoid gain: expected entries other than zero, got a zero")
             domain = cls(math.sqrt(d) * gain.to(X), bias.to(X), sphere=True)
@@ -473,7 +528,9 @@ class _Domain:
         norms = ((X - self.offset) / self.scale).norm(dim=-1)
         if self.sphere and bool(((norms - 1).abs() > 1e-3).any()):
             off = norms.flatten()[(norms - 1).abs().argmax()].item()
-            raise ValueError(f"X: expected tokens on the ellipsoid, got one at {off:.6g} of its size")
+            raise ValueError(
+                f"X: expected tokens on the ellipsoid, got one at {off:.6g} of its size"
+            )
         if bool((norms > 1 + OUTSIDE[X.dtype]).any()) and not self.sphere:
             radius = self.scale[0].item()
             raise ValueError(
@@ -497,7 +554,9 @@ class _Domain:
 class _Climber:
     """Ascent of a batch (B, n, d): the points y, their top singular vectors v, and the value reached."""
 
-    def __init__(self, attention: Attention, domain: _Domain, y: Tensor, learning_rate: float) -> None:
+    def __init__(
+        self, attention: Attention, domain: _Domain, y: Tensor, learning_rate: float
+    ) -> None:
         self.attention, self.domain, self.y = attention, domain, y
         found = spectral_norm(attention.jacobian(domain.outward(y)), tol=1e-6)
         self.value, self.left, self.right = found.value, found.left, found.right
@@ -513,7 +572,8 @@ class _Climber:
         better = value > self.value
         pick = better[:, None, None]
         self.y, self.left, self.right = (
-            torch.where(pick, new, old) for new, old in ((y, self.y), (left, self.left), (right, self.right))
+            torch.where(pick, new, old)
+            for new, old in ((y, self.y), (left, self.left), (right, self.right))
         )
         self.value = torch.where(better, value, self.value)
         self.rate = torch.where(pick, 1.3 * self.rate, 0.5 * self.rate).clamp(1e-9, 1.0)

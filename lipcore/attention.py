@@ -8,7 +8,13 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from lipcore._checks import check_number, check_real_tensor, check_same_kind, check_square, check_tokens
+from lipcore._checks import (
+    check_number,
+    check_real_tensor,
+    check_same_kind,
+    check_square,
+    check_tokens,
+)
 
 
 def rotate(vectors: Tensor, angles: Tensor) -> Tensor:
@@ -89,10 +95,16 @@ class Attention:
         for name in ("query", "key", "value"):
             check_real_tensor(name, getattr(self, name), ndim=3)
         self._check_shapes()
-        scale = 1 / math.sqrt(self.query.shape[1]) if self.scale is None else check_number("scale", self.scale)
+        scale = (
+            1 / math.sqrt(self.query.shape[1])
+            if self.scale is None
+            else check_number("scale", self.scale)
+        )
         object.__setattr__(self, "scale", scale)
         groups = self.query.shape[0] // self.key.shape[0]
-        if groups > 1:  # shared keys and values are written out once a query head: the formulas then need no case
+        if (
+            groups > 1
+        ):  # shared keys and values are written out once a query head: the formulas then need no case
             for name in ("key", "value", "key_bias", "value_bias"):
                 shared = getattr(self, name)
                 if shared is not None:
@@ -107,16 +119,23 @@ class Attention:
                 f"{tuple(self.key.shape)}, {tuple(self.value.shape)}"
             )
         if heads % key_heads:
-            raise ValueError(f"key: expected a number of heads that divides {heads}, got {key_heads}")
+            raise ValueError(
+                f"key: expected a number of heads that divides {heads}, got {key_heads}"
+            )
         expected = {
             "key": (key_heads, k, d), "value": (key_heads, p, d), "query_bias": (heads, k),
             "key_bias": (key_heads, k), "value_bias": (key_heads, p), "rotary": (k // 2,),
         }  # fmt: skip
         if self.output is not None:
             check_real_tensor("output", self.output, ndim=2)
-            expected |= {"output": (self.output.shape[0], heads * p), "output_bias": (self.output.shape[0],)}
+            expected |= {
+                "output": (self.output.shape[0], heads * p),
+                "output_bias": (self.output.shape[0],),
+            }
         elif self.output_bias is not None:
-            raise ValueError("output_bias: expected an output projection beside it, got output=None")
+            raise ValueError(
+                "output_bias: expected an output projection beside it, got output=None"
+            )
         for name, shape in expected.items():
             tensor = getattr(self, name)
             if tensor is None:
@@ -134,10 +153,18 @@ class Attention:
         for name, value in (("mask", mask), ("log_weights", log_weights)):
             if value is not None and not isinstance(value, Tensor):
                 raise TypeError(f"{name}: expected a torch.Tensor, got {type(value).__name__}")
-        if mask is not None and (mask.dtype != torch.bool or mask.ndim != 2 or mask.shape[0] != mask.shape[1]):
-            raise ValueError(f"mask: expected a boolean (n, n) tensor, got {mask.dtype} of shape {tuple(mask.shape)}")
+        if mask is not None and (
+            mask.dtype != torch.bool or mask.ndim != 2 or mask.shape[0] != mask.shape[1]
+        ):
+            raise ValueError(
+                f"mask: expected a boolean (n, n) tensor, got {mask.dtype} of shape {tuple(mask.shape)}"
+            )
         if log_weights is not None:
-            if log_weights.ndim != 1 or log_weights.isnan().any() or (log_weights == math.inf).any():
+            if (
+                log_weights.ndim != 1
+                or log_weights.isnan().any()
+                or (log_weights == math.inf).any()
+            ):
                 raise ValueError("log_weights: expected a vector of numbers below +infinity")
             check_same_kind("log_weights", log_weights, self.query, "query")
             if mask is not None and mask.shape[0] != log_weights.shape[0]:
@@ -148,11 +175,15 @@ class Attention:
         if mask is not None:
             n = mask.shape[0]
             seen = (self.mask_scores_(self.query.new_zeros(n, n), slice(0, n)) > -math.inf).any(-1)
-        elif log_weights is not None:  # without a mask the first key decides, or any: no n × n array
+        elif (
+            log_weights is not None
+        ):  # without a mask the first key decides, or any: no n × n array
             visible = log_weights > -math.inf
             seen = visible[:1] if self.causal else visible.any()
         if not seen.all():
-            raise ValueError("mask, log_weights: expected at least one visible key in every row, got a row with none")
+            raise ValueError(
+                "mask, log_weights: expected at least one visible key in every row, got a row with none"
+            )
 
     @classmethod
     def from_matrices(
@@ -189,7 +220,9 @@ class Attention:
         check_real_tensor("V", V, ndim=2)
         check_same_kind("V", V, A, "A")
         if V.shape[1] != A.shape[0]:
-            raise ValueError(f"V: expected {A.shape[0]} columns as A has, got shape {tuple(V.shape)}")
+            raise ValueError(
+                f"V: expected {A.shape[0]} columns as A has, got shape {tuple(V.shape)}"
+            )
         identity = torch.eye(A.shape[0], dtype=A.dtype, device=A.device)
         return cls(
             query=A[None],
@@ -264,8 +297,14 @@ class Attention:
         """
         weights = {name: getattr(self, name) for name in ("query", "key", "value")}
         Z = _frame(torch.cat([weight.flatten(0, 1) for weight in weights.values()]).mT)
-        U = _frame(self.query.new_zeros(self.output_dim, self.output_dim) if self.output is None else self.output)
-        small = {} if Z.shape[1] == self.d else {name: weight @ Z for name, weight in weights.items()}
+        U = _frame(
+            self.query.new_zeros(self.output_dim, self.output_dim)
+            if self.output is None
+            else self.output
+        )
+        small = (
+            {} if Z.shape[1] == self.d else {name: weight @ Z for name, weight in weights.items()}
+        )
         if U.shape[1] < self.output_dim:
             small |= {"output": U.mT @ self.output, "output_bias": None}
         return replace(self, **small) if small else self, Z, U
@@ -333,7 +372,8 @@ class Attention:
         if self.causal:  # keys before the first of the rows are seen by all of them
             recent = scores[..., rows.start :]
             recent.masked_fill_(
-                torch.ones(recent.shape[-2:], dtype=torch.bool, device=recent.device).triu_(1), -math.inf
+                torch.ones(recent.shape[-2:], dtype=torch.bool, device=recent.device).triu_(1),
+                -math.inf,
             )
         return scores
 
@@ -348,7 +388,9 @@ class Attention:
         for name in ("mask", "log_weights"):
             tensor = getattr(self, name)
             if tensor is not None and tensor.shape[0] != X.shape[-2]:
-                raise ValueError(f"X: expected {tensor.shape[0]} tokens as {name} has, got {X.shape[-2]}")
+                raise ValueError(
+                    f"X: expected {tensor.shape[0]} tokens as {name} has, got {X.shape[-2]}"
+                )
         return X
 
     def weights(self, X: Tensor) -> Tensor:
@@ -374,7 +416,9 @@ class Attention:
         """f(X), shape (…, n, output_dim), for X of shape (…, n, d). Differentiable in X."""
         queries, keys, values = self.project(self.check_input(X))
         check_scores(queries, keys)
-        return self.join_heads(self.row_weights(queries, keys, slice(0, X.shape[-2])) @ values, bias=True)
+        return self.join_heads(
+            self.row_weights(queries, keys, slice(0, X.shape[-2])) @ values, bias=True
+        )
 
     def join_heads(self, per_head: Tensor, *, bias: bool = False) -> Tensor:
         """(…, heads, n, p) → (…, n, output_dim): concatenate the heads, then project."""
@@ -412,7 +456,9 @@ def check_scores(queries: Tensor, keys: Tensor) -> None:
     """Refuse scores that may overflow (Cauchy–Schwarz): their softmax would be NaN."""
     largest = queries.detach().norm(dim=-1).amax() * keys.detach().norm(dim=-1).amax()
     if not bool(torch.isfinite(largest)):
-        raise ValueError(f"X: expected tokens whose scores are finite in {queries.dtype}, got scores that overflow")
+        raise ValueError(
+            f"X: expected tokens whose scores are finite in {queries.dtype}, got scores that overflow"
+        )
 
 
 def attention_map(X: Tensor, A: Tensor, V: Tensor, *, causal: bool = False) -> Tensor:

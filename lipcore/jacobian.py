@@ -27,7 +27,9 @@ ACCELERATOR_TILE_BYTES = 2**26
 ROWS_BYTES = 2**22
 #: Rows of a tile at least, where n allows: thinner matrix products waste the machine.
 TILE_ROWS = 64
-_AUTODIFF = threading.RLock()  # forward mode and the choice of kernels belong to the process: one thread at a time
+_AUTODIFF = (
+    threading.RLock()
+)  # forward mode and the choice of kernels belong to the process: one thread at a time
 
 
 class LinearOperator:
@@ -70,7 +72,10 @@ class LinearOperator:
         """The matrices, (*batch, rows, columns), one product a column: for tests and small cases only."""
         rows, columns = self.shape
         basis = torch.eye(columns, dtype=self.dtype, device=self.device)
-        images = [self.matvec(e.reshape(self.input_shape).expand(*self.batch_shape, *self.input_shape)) for e in basis]
+        images = [
+            self.matvec(e.reshape(self.input_shape).expand(*self.batch_shape, *self.input_shape))
+            for e in basis
+        ]
         return torch.stack([image.reshape(*self.batch_shape, rows) for image in images], dim=-1)
 
     def _check(self, name: str, tensor: Tensor, event_shape: tuple[int, ...]) -> Tensor:
@@ -80,7 +85,9 @@ class LinearOperator:
         if tuple(tensor.shape) != expected:
             raise ValueError(f"{name}: expected shape {expected}, got {tuple(tensor.shape)}")
         if tensor.dtype != self.dtype or tensor.device != self.device:
-            raise TypeError(f"{name}: expected {self.dtype} on {self.device}, got {tensor.dtype} on {tensor.device}")
+            raise TypeError(
+                f"{name}: expected {self.dtype} on {self.device}, got {tensor.dtype} on {tensor.device}"
+            )
         return tensor
 
 
@@ -178,7 +185,9 @@ class AttentionJacobian(LinearOperator):
         if store is None:
             store = len(self._q) * X.shape[-2] ** 2 * self.dtype.itemsize <= WEIGHTS_BYTES
         self._cuts, self._weights = self._cut(), None
-        self._heaviest = torch.empty(*self._v.shape[:2], 1, dtype=torch.long, device=self.device)  # argmax_j P_ij
+        self._heaviest = torch.empty(
+            *self._v.shape[:2], 1, dtype=torch.long, device=self.device
+        )  # argmax_j P_ij
         kept = []
         for heads, rows, _, P, _ in self._tiles():
             self._heaviest[heads, rows] = P.argmax(-1, keepdim=True)
@@ -189,14 +198,23 @@ class AttentionJacobian(LinearOperator):
     def _cut(self) -> list[tuple[slice, slice, slice]]:
         """Tiles (heads, rows, seen), the last rows first; ``seen`` are all the keys that these rows can see."""
         count, n = self._q.shape[:2]
-        entries = (TILE_BYTES if self.device.type == "cpu" else ACCELERATOR_TILE_BYTES) // self.dtype.itemsize
+        entries = (
+            TILE_BYTES if self.device.type == "cpu" else ACCELERATOR_TILE_BYTES
+        ) // self.dtype.itemsize
         rows_at_once = min(n, max(TILE_ROWS, entries // n))
-        if self.attention.causal:  # a tile reaches to the last key that its rows see: tall ones visit what is masked
+        if (
+            self.attention.causal
+        ):  # a tile reaches to the last key that its rows see: tall ones visit what is masked
             rows_at_once = min(rows_at_once, max(4 * TILE_ROWS, n // 8))
         heads_at_once = min(count, max(1, entries // (rows_at_once * n)))
         cuts = []
-        for first, start in itertools.product(range(0, count, heads_at_once), reversed(range(0, n, rows_at_once))):
-            heads, rows = slice(first, min(first + heads_at_once, count)), slice(start, min(start + rows_at_once, n))
+        for first, start in itertools.product(
+            range(0, count, heads_at_once), reversed(range(0, n, rows_at_once))
+        ):
+            heads, rows = (
+                slice(first, min(first + heads_at_once, count)),
+                slice(start, min(start + rows_at_once, n)),
+            )
             cuts.append((heads, rows, slice(0, rows.stop if self.attention.causal else n)))
         return cuts
 
@@ -233,7 +251,9 @@ class AttentionJacobian(LinearOperator):
             self._softmax_tangent(P, S, self._heaviest[heads, rows], out=dP)
             tile = torch.bmm(dP, self._v[heads, seen], out=out[heads, rows])
             tile.baddbmm_(P, dv[heads, seen])  # mixing
-        return self.attention.join_heads(out.unflatten(0, (*self.batch_shape, self.attention.heads)))
+        return self.attention.join_heads(
+            out.unflatten(0, (*self.batch_shape, self.attention.heads))
+        )
 
     @torch.no_grad()
     def rmatvec(self, G: Tensor) -> Tensor:
@@ -241,7 +261,9 @@ class AttentionJacobian(LinearOperator):
         g = self._split_heads(self._check("G", G, self.output_shape))
         dq, dk, dv = torch.empty_like(self._q), torch.empty_like(self._k), torch.empty_like(self._v)
         for heads, rows, seen, P, (S, dP) in self._tiles():
-            add = float(rows.stop < g.shape[1])  # the first tile sees all keys, and the others are added to it
+            add = float(
+                rows.stop < g.shape[1]
+            )  # the first tile sees all keys, and the others are added to it
             dv[heads, seen].baddbmm_(P.mT, g[heads, rows], beta=add)  # mixing
             torch.bmm(g[heads, rows], self._v[heads, seen].mT, out=S)
             self._softmax_tangent(P, S, self._heaviest[heads, rows], out=dP)
@@ -250,7 +272,9 @@ class AttentionJacobian(LinearOperator):
         return self._pull_back(dq, dk, dv)
 
     @staticmethod
-    def _softmax_tangent(P: Tensor, S: Tensor, heaviest: Tensor, *, out: Tensor | None = None) -> Tensor:
+    def _softmax_tangent(
+        P: Tensor, S: Tensor, heaviest: Tensor, *, out: Tensor | None = None
+    ) -> Tensor:
         """P_ij (S_ij − s̄_i), with s̄_i the mean of S_i under P_i: the derivative of softmax, symmetric. S is changed."""
         S -= S.gather(-1, heaviest)  # from the heaviest key: settled rows lose no digits
         return torch._softmax_backward_data(S, P, -1, S.dtype, grad_input=out)
@@ -317,7 +341,9 @@ class ShortAttentionJacobian(AttentionJacobian):
         super().__init__(attention, X, store=True)
         q, k = (x.unflatten(0, (-1, attention.heads)) for x in (self._q, self._k))
         # Aᵀx_j and A x_i + c, (batch, heads·n, d) each
-        self._own = torch.einsum("bhjk,hkd->bhjd", attention.scale * k, attention.query).flatten(1, 2)
+        self._own = torch.einsum("bhjk,hkd->bhjd", attention.scale * k, attention.query).flatten(
+            1, 2
+        )
         self._others = torch.einsum("bhik,hkd->bhid", q, attention.key).flatten(1, 2)
         self._value, self._P = attention.value.flatten(0, 1), torch.cat(self._weights)
 
@@ -326,19 +352,26 @@ class ShortAttentionJacobian(AttentionJacobian):
         """Whether the rows are few beside the weights, and small enough to stay in the cache between products."""
         n, k = X.shape[-2], attention.query.shape[1]
         rows = math.prod(X.shape[:-2]) * 2 * attention.heads * n
-        return attention.rotary is None and 4 * n <= k and rows * attention.d * X.dtype.itemsize <= ROWS_BYTES
+        return (
+            attention.rotary is None
+            and 4 * n <= k
+            and rows * attention.d * X.dtype.itemsize <= ROWS_BYTES
+        )
 
     @torch.no_grad()
     def matvec(self, H: Tensor) -> Tensor:
         """D_X f[H], shape (…, n, output_dim)."""
         H = self._check("H", H, self.input_shape).reshape(-1, *self.input_shape)
         own, others = (
-            torch.bmm(H, rows.mT).unflatten(2, (self.attention.heads, -1)) for rows in (self._own, self._others)
+            torch.bmm(H, rows.mT).unflatten(2, (self.attention.heads, -1))
+            for rows in (self._own, self._others)
         )
         S = own.transpose(1, 2) + others.permute(0, 2, 3, 1)  # own query q̇·k, others' keys q·k̇
         out = torch.bmm(self._softmax_tangent(self._P, S.flatten(0, 1), self._heaviest), self._v)
         out.baddbmm_(self._P, self._per_head(H @ self._value.mT))  # mixing
-        return self.attention.join_heads(out.unflatten(0, (*self.batch_shape, self.attention.heads)))
+        return self.attention.join_heads(
+            out.unflatten(0, (*self.batch_shape, self.attention.heads))
+        )
 
     @torch.no_grad()
     def rmatvec(self, G: Tensor) -> Tensor:
@@ -348,7 +381,9 @@ class ShortAttentionJacobian(AttentionJacobian):
         S = S.unflatten(0, (-1, self.attention.heads))
         dv = torch.bmm(self._P.mT, g).unflatten(0, S.shape[:2]).transpose(1, 2).flatten(2)  # mixing
         H = dv @ self._value
-        H.baddbmm_(S.transpose(1, 2).flatten(2), self._own).baddbmm_(S.flatten(1, 2).mT, self._others)
+        H.baddbmm_(S.transpose(1, 2).flatten(2), self._own).baddbmm_(
+            S.flatten(1, 2).mT, self._others
+        )
         return H.reshape(*self.batch_shape, *self.input_shape)
 
 
@@ -390,7 +425,9 @@ class AutogradJacobian(LinearOperator):
             value = self._call(self._X)
             self._check_output(value)
             if not torch.equal(value, self._call(self._X)):
-                raise ValueError("fn: expected the same output at the same X, got two: call .eval() if it has dropout")
+                raise ValueError(
+                    "fn: expected the same output at the same X, got two: call .eval() if it has dropout"
+                )
         self.batch_shape, self.input_shape = tuple(X.shape[:-2]), tuple(X.shape[-2:])
         self.output_shape = tuple(value.shape[len(self.batch_shape) :])
         self.dtype, self.device = X.dtype, X.device
@@ -420,7 +457,9 @@ class AutogradJacobian(LinearOperator):
         self._check("H", H, self.input_shape)
         if self._push is None:
             self._push = _explained(self._trace_push)
-        return _explained(lambda: self._push(H.clone()))  # clones, for tensors made in inference mode
+        return _explained(
+            lambda: self._push(H.clone())
+        )  # clones, for tensors made in inference mode
 
     def _trace_push(self) -> Callable[[Tensor], Tensor]:
         try:  # traced once, the tangent map costs half of a jvp
@@ -428,7 +467,9 @@ class AutogradJacobian(LinearOperator):
                 warnings.filterwarnings("ignore", message="Attempted to insert a get_attr Node")
                 return torch.func.linearize(self._call, self._X)[1]
         except RuntimeError:  # a map that looks at values (checks, branches) cannot be traced
-            return lambda H: torch.func.jvp(self._call, (self._X,), (H,))[1]  # [0] would be the primal f(X)
+            return lambda H: torch.func.jvp(self._call, (self._X,), (H,))[
+                1
+            ]  # [0] would be the primal f(X)
 
     def rmatvec(self, G: Tensor) -> Tensor:
         """Jᵀ[G], by reverse mode."""

@@ -20,7 +20,13 @@ from torch import Tensor
 from lipcore._checks import check_count, check_number
 from lipcore._drift import Drift
 from lipcore._ritz import has_converged, largest_growth, ritz, steps_to_wait
-from lipcore.jacobian import AttentionJacobian, AutogradJacobian, LinearOperator, MatrixOperator, ShortAttentionJacobian
+from lipcore.jacobian import (
+    AttentionJacobian,
+    AutogradJacobian,
+    LinearOperator,
+    MatrixOperator,
+    ShortAttentionJacobian,
+)
 
 _Parts = dict[str, Tensor]  # of a SpectralNorm
 _BLOCK = 4096  # numbers in one run of a sum
@@ -125,7 +131,9 @@ def spectral_norm(
     if isinstance(operator, Tensor):
         operator = MatrixOperator(operator)
     if not isinstance(operator, LinearOperator):
-        raise TypeError(f"operator: expected a LinearOperator or a torch.Tensor, got {type(operator).__name__}")
+        raise TypeError(
+            f"operator: expected a LinearOperator or a torch.Tensor, got {type(operator).__name__}"
+        )
     if operator.dtype not in (torch.float32, torch.float64):
         raise TypeError(f"operator: expected one of float32 or float64, got {operator.dtype}")
     if generator is not None and not isinstance(generator, torch.Generator):
@@ -133,19 +141,27 @@ def spectral_norm(
     if method not in ("lanczos", "power"):
         raise ValueError(f"method: expected 'lanczos' or 'power', got {method!r}")
     tol = check_number("tol", tol, minimum=0, strict=True, maximum=1)
-    probability = check_number("probability", probability, minimum=0, strict=True, maximum=1 - 1e-12)
+    probability = check_number(
+        "probability", probability, minimum=0, strict=True, maximum=1 - 1e-12
+    )
     if max_iterations is not None:
         max_iterations = check_count("max_iterations", max_iterations)
     start = _random_start(operator, generator)
     overlap = _overlap_quantile(start.shape[-1], 1 - probability)
     run = _lanczos if method == "lanczos" else _power
     with _no_autodiff(operator):
-        parts = run(operator, start, tol, max_iterations or (300 if method == "lanczos" else 1000), overlap)
-    found = SpectralNorm(**{name: part.clone() for name, part in parts.items()}, probability=probability)
+        parts = run(
+            operator, start, tol, max_iterations or (300 if method == "lanczos" else 1000), overlap
+        )
+    found = SpectralNorm(
+        **{name: part.clone() for name, part in parts.items()}, probability=probability
+    )
     return found if upper_bound is None else _with_bound(found, upper_bound)
 
 
-def local_lipschitz(attention_or_callable, X: Tensor, *, tol: float = 1e-4, **options) -> SpectralNorm:
+def local_lipschitz(
+    attention_or_callable, X: Tensor, *, tol: float = 1e-4, **options
+) -> SpectralNorm:
     r"""Local Lipschitz constant :math:`\|D_X f\|_2` of a map at X, one for each member of the batch.
 
     Parameters
@@ -186,7 +202,9 @@ def local_lipschitz(attention_or_callable, X: Tensor, *, tol: float = 1e-4, **op
         return spectral_norm(J, tol=tol, **options)
     attention_or_callable.check_input(X)
     with torch.no_grad():
-        small, inputs, outputs = attention_or_callable.compressed()  # a head alone works in its own few dimensions
+        small, inputs, outputs = (
+            attention_or_callable.compressed()
+        )  # a head alone works in its own few dimensions
         found = spectral_norm(small.jacobian(X @ inputs), tol=tol, **options)
         return replace(found, left=found.left @ outputs.mT, right=found.right @ inputs.mT)
 
@@ -196,7 +214,9 @@ def _random_start(operator: LinearOperator, generator: torch.Generator | None) -
     columns = operator.shape[1]
     if generator is None:
         generator = torch.Generator().manual_seed(0)
-    direction = torch.randn(columns, generator=generator, dtype=torch.float64, device=generator.device)
+    direction = torch.randn(
+        columns, generator=generator, dtype=torch.float64, device=generator.device
+    )
     direction = (direction / direction.norm()).to(operator.device, operator.dtype)
     return direction.expand(*operator.batch_shape, columns)
 
@@ -287,7 +307,9 @@ def _divided(part: Tensor, by: Tensor, out: Tensor | None = None) -> Tensor:
     return torch.div(part, by.clamp(min=torch.finfo(by.dtype).tiny), out=out)
 
 
-def _lanczos(operator: LinearOperator, start: Tensor, tol: float, max_iterations: int, overlap: float) -> _Parts:
+def _lanczos(
+    operator: LinearOperator, start: Tensor, tol: float, max_iterations: int, overlap: float
+) -> _Parts:
     """Golub–Kahan–Lanczos: J V_k = U_k B_k, with B_k upper bidiagonal (diagonal α, superdiagonal β).
 
     The left vectors stay at their length α, so that JᵀJ V_k = V_k T_k + t_k v_{k+1} e_kᵀ is met without a division:
@@ -300,7 +322,11 @@ def _lanczos(operator: LinearOperator, start: Tensor, tol: float, max_iterations
     steps, members = min(max_iterations, rows + 1, columns), math.prod(operator.batch_shape)
     v, u, ratio, eps = start.contiguous(), None, None, torch.finfo(start.dtype).eps
     V, drift, drifted = _Basis(v), Drift(members, steps, eps), False
-    diagonal, below, last = np.zeros((members, steps)), np.zeros((members, steps)), 0.0  # of T_k, on the host
+    diagonal, below, last = (
+        np.zeros((members, steps)),
+        np.zeros((members, steps)),
+        0.0,
+    )  # of T_k, on the host
     converged, iterations = np.zeros(members, dtype=bool), np.zeros(members, dtype=int)
     due = np.full(members, _FIRST_LOOK)
     for k in range(1, steps + 1):
@@ -316,7 +342,9 @@ def _lanczos(operator: LinearOperator, start: Tensor, tol: float, max_iterations
         if drifted:
             w = V.remove_from(w)
             t = _norm(w)
-        a, b, lost = _to_host(alpha, t, whole)  # the one transfer of a step: α, t, and t with what was removed
+        a, b, lost = _to_host(
+            alpha, t, whole
+        )  # the one transfer of a step: α, t, and t with what was removed
         diagonal[:, k - 1], below[:, k - 1] = a**2 + last, b
         ahead = ~converged
         iterations[ahead] = k  # a member that has converged keeps what it had
@@ -328,16 +356,22 @@ def _lanczos(operator: LinearOperator, start: Tensor, tol: float, max_iterations
         if again:
             w, t, b = _orthogonalised(w, V, b)
             below[:, k - 1] = b
-        ended = b <= math.sqrt(eps) * diagonal[:, :k].max(1)  # of the Krylov space nothing more may come
+        ended = b <= math.sqrt(eps) * diagonal[:, :k].max(
+            1
+        )  # of the Krylov space nothing more may come
         look = ahead & ((due <= k) | ended | (k == steps))
         if look.any():
-            converged[look], excess = has_converged(diagonal[look, :k], below[look, :k], tol, overlap)
+            converged[look], excess = has_converged(
+                diagonal[look, :k], below[look, :k], tol, overlap
+            )
             due[look] = k + steps_to_wait(excess, k)
         if converged.all() or k == steps:
             break
         v, ratio = V.append(w, t), _divided(t, square)
         last = (b / np.where(a > 0, a, 1)) ** 2
-    return _summary(products, V.vectors, diagonal[:, :k], below[:, :k], iterations, converged, overlap)
+    return _summary(
+        products, V.vectors, diagonal[:, :k], below[:, :k], iterations, converged, overlap
+    )
 
 
 def _orthogonalised(w: Tensor, V: _Basis, lost: np.ndarray) -> tuple[Tensor, Tensor, np.ndarray]:
@@ -354,7 +388,9 @@ def _orthogonalised(w: Tensor, V: _Basis, lost: np.ndarray) -> tuple[Tensor, Ten
 
 def _extreme_scale(image: Tensor, norm: Tensor) -> Tensor | None:
     """Norms of J v_1 where later fourth powers could overflow or vanish, 1 elsewhere; None where no member needs it."""
-    limit = torch.finfo(image.dtype).max ** 0.0625  # far from the ends: σ_max may be much larger than ‖J v_1‖
+    limit = (
+        torch.finfo(image.dtype).max ** 0.0625
+    )  # far from the ends: σ_max may be much larger than ‖J v_1‖
     if bool(((norm < limit) & (norm > 1 / limit)).all()):
         return None
     norm = _safe_norm(image)
@@ -383,13 +419,25 @@ def _summary(products, V, diagonal, below, iterations, converged, overlap) -> _P
     value = (_norm if scale is None else _safe_norm)(image)
     factor = 1 if scale is None else scale.cpu().double()[..., 0]
     upper, residual = (
-        factor * torch.from_numpy(x).reshape(batch) for x in (found.theta[:, 0] * growth, found.residual)
+        factor * torch.from_numpy(x).reshape(batch)
+        for x in (found.theta[:, 0] * growth, found.residual)
     )
     iterations, converged = (torch.from_numpy(x).reshape(batch) for x in (iterations, converged))
-    return _result(products.operator, value[..., 0], upper, residual, iterations, converged, _divided(image, value), v)
+    return _result(
+        products.operator,
+        value[..., 0],
+        upper,
+        residual,
+        iterations,
+        converged,
+        _divided(image, value),
+        v,
+    )
 
 
-def _power(operator: LinearOperator, start: Tensor, tol: float, max_iterations: int, overlap: float) -> _Parts:
+def _power(
+    operator: LinearOperator, start: Tensor, tol: float, max_iterations: int, overlap: float
+) -> _Parts:
     """Power iteration on JᵀJ; a member stops when its Rayleigh quotient changes by less than tol."""
     products, v = _Products(operator), start
     value = start.new_zeros(*operator.batch_shape, 1)
@@ -410,7 +458,10 @@ def _power(operator: LinearOperator, start: Tensor, tol: float, max_iterations: 
         frozen = (
             current
             if frozen is None
-            else tuple(torch.where(converged[..., None], old, new) for old, new in zip(frozen, current, strict=True))
+            else tuple(
+                torch.where(converged[..., None], old, new)
+                for old, new in zip(frozen, current, strict=True)
+            )
         )
         iterations = torch.where(converged, iterations, k)
         converged = converged | ((new_value - value).abs() <= tol * new_value)[..., 0]
@@ -419,7 +470,9 @@ def _power(operator: LinearOperator, start: Tensor, tol: float, max_iterations: 
         log_growth = log_growth + w_norm.double().log()
         value, v = new_value, _divided(w, w_norm)
     value, upper, residual, left, right = frozen
-    return _result(operator, value[..., 0], upper[..., 0], residual[..., 0], iterations, converged, left, right)
+    return _result(
+        operator, value[..., 0], upper[..., 0], residual[..., 0], iterations, converged, left, right
+    )
 
 
 def _result(operator, value, upper, residual, iterations, converged, left, right) -> _Parts:
@@ -438,10 +491,20 @@ def _with_bound(found: SpectralNorm, upper_bound: Tensor | float) -> SpectralNor
     """Put a bound that always holds in the place of the one that holds with a probability."""
     shape = tuple(found.value.shape)
     try:
-        bound = torch.as_tensor(upper_bound, dtype=found.value.dtype, device=found.value.device).detach().expand(shape)
+        bound = (
+            torch.as_tensor(upper_bound, dtype=found.value.dtype, device=found.value.device)
+            .detach()
+            .expand(shape)
+        )
     except (TypeError, ValueError, RuntimeError) as error:
-        what = f"shape {tuple(upper_bound.shape)}" if isinstance(upper_bound, Tensor) else repr(upper_bound)
-        raise ValueError(f"upper_bound: expected a number, or a tensor of shape {shape}, got {what}") from error
+        what = (
+            f"shape {tuple(upper_bound.shape)}"
+            if isinstance(upper_bound, Tensor)
+            else repr(upper_bound)
+        )
+        raise ValueError(
+            f"upper_bound: expected a number, or a tensor of shape {shape}, got {what}"
+        ) from error
     rounding = 1 + 64 * torch.finfo(found.value.dtype).eps
     if bool((bound * rounding < found.value).any()) or bool(bound.isnan().any()):
         raise ValueError(

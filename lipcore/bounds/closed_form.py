@@ -7,10 +7,20 @@ import math
 from torch import Tensor
 
 from lipcore._checks import check_real_tensor
-from lipcore.bounds._logarithms import exp, finish, log_add, log_column_sum, log_inputs, log_three_terms, log_times
+from lipcore.bounds._logarithms import (
+    exp,
+    finish,
+    log_add,
+    log_column_sum,
+    log_inputs,
+    log_three_terms,
+    log_times,
+)
 
 
-def general_upper(*, n: int, radius: float, norm_a: float, norm_v: float, log: bool = False) -> float:
+def general_upper(
+    *, n: int, radius: float, norm_a: float, norm_v: float, log: bool = False
+) -> float:
     r"""Upper bound for n tokens in the ball of radius R (Castin, Ablin & Peyré 2024; theory §2).
 
     .. math:: \mathrm{Lip}(f|B_R^n) \le \sqrt3\, \|V\|_2 \big( \|A\|_2^2 R^4 (4n+1) + n \big)^{1/2}
@@ -47,7 +57,9 @@ def general_upper(*, n: int, radius: float, norm_a: float, norm_v: float, log: b
     return finish(log_times(log_v, (math.log(3) + inside) / 2), log)
 
 
-def unified_upper(*, n: int, radius: float, norm_a: float, norm_v: float, log: bool = False) -> float:
+def unified_upper(
+    *, n: int, radius: float, norm_a: float, norm_v: float, log: bool = False
+) -> float:
     r"""One upper bound for every regime (this book; theory §4).
 
     .. math:: \mathrm{Lip}(f|B_R^n) \le \|V\|_2 \Big( (1+a) \sqrt{\tfrac{n\kappa}{n+\kappa-1}} + a \Big)
@@ -106,7 +118,9 @@ def mean_field_upper(*, radius: float, norm_a: float, norm_v: float, log: bool =
     return finish(log_times(log_v, log_three_terms(log_a, exp(log_a), keys=1)), log)
 
 
-def mean_field_upper_paper(*, radius: float, norm_a: float, norm_v: float, log: bool = False) -> float:
+def mean_field_upper_paper(
+    *, radius: float, norm_a: float, norm_v: float, log: bool = False
+) -> float:
     r"""Upper bound in the mean-field regime as published (Castin, Ablin & Peyré 2024; theory §5).
 
     .. math:: \mathrm{Lip}^{W_2}(F|\mathcal P(B_R)) \le \|V\|_2 (1+3a) e^{2a}
@@ -135,7 +149,9 @@ def mean_field_upper_paper(*, radius: float, norm_a: float, norm_v: float, log: 
     return finish(log_times(log_v, log_add(0.0, math.log(3) + log_a), 2 * exp(log_a)), log)
 
 
-def masked_upper(*, n: int, radius: float, norm_a: float, norm_v: float, log: bool = False) -> float:
+def masked_upper(
+    *, n: int, radius: float, norm_a: float, norm_v: float, log: bool = False
+) -> float:
     r"""Upper bound for causal attention (this book; theory §7).
 
     .. math:: \mathrm{Lip}(f^m|B_R^n) \le \|V\|_2 \min\big( (1+a)\sqrt n + a,\; 2(1+2a) e^{a} + a \big)
@@ -202,5 +218,7 @@ def layer_norm_radius(*, gain: Tensor, bias: Tensor | None = None) -> float:
         return radius
     bias = check_real_tensor("bias", bias, ndim=1).double()
     if bias.shape != gain.shape:
-        raise ValueError(f"bias: expected shape {tuple(gain.shape)} as gain has, got {tuple(bias.shape)}")
+        raise ValueError(
+            f"bias: expected shape {tuple(gain.shape)} as gain has, got {tuple(bias.shape)}"
+        )
     return radius + bias.norm().item()

@@ -12,7 +12,13 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from lipcore._checks import check_count, check_number, check_real_tensor, check_same_kind, check_square
+from lipcore._checks import (
+    check_count,
+    check_number,
+    check_real_tensor,
+    check_same_kind,
+    check_square,
+)
 from lipcore.bounds._logarithms import (
     exp,
     finish,
@@ -278,7 +284,9 @@ def mean_field_upper_rate(*, A: Tensor, radius: float, norm_v: float, log: bool 
     return finish(log_times(log_norm(norm_v), log_three_terms(log_a, log_mixing, keys=1)), log)
 
 
-def unified_upper_rate(*, n: int, A: Tensor, radius: float, norm_v: float, log: bool = False) -> float:
+def unified_upper_rate(
+    *, n: int, A: Tensor, radius: float, norm_v: float, log: bool = False
+) -> float:
     r"""Upper bound for n tokens with the exact exponential rate (this book; theory §5).
 
     .. math:: \mathrm{Lip}(f|B_R^n) \le \|V\|_2 \Big(

@@ -12,7 +12,13 @@ from lipcore.bounds._logarithms import exp, finish, log_, log_add, log_norm, log
 
 
 def l2_attention_upper(
-    *, n: int, head_dim: int, norms_q: Sequence[float], norms_v: Sequence[float], norm_o: float = 1.0, log: bool = False
+    *,
+    n: int,
+    head_dim: int,
+    norms_q: Sequence[float],
+    norms_v: Sequence[float],
+    norm_o: float = 1.0,
+    log: bool = False,
 ) -> float:
     r"""Upper bound of the Lipschitz constant of L2 attention on all inputs (the book, "A zoo of attentions").
 
@@ -70,7 +76,9 @@ def log_heads(
 ) -> float:
     """Return the logarithm of (Σ_h ‖Q_h‖^power ‖V_h‖²)^{1/2} ‖W^O‖ / √k."""
     if len(norms_q) != len(norms_v):
-        raise ValueError(f"norms_v: expected {len(norms_q)} numbers as norms_q has, got {len(norms_v)}")
+        raise ValueError(
+            f"norms_v: expected {len(norms_q)} numbers as norms_q has, got {len(norms_v)}"
+        )
     heads = log_sum(power * log_norm(q, "norms_q") + 2 * log_norm(v, "norms_v")
                     for q, v in zip(norms_q, norms_v, strict=True))  # fmt: skip
     return log_times((heads - math.log(head_dim)) / 2, log_norm(norm_o, "norm_o"))

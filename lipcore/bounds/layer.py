@@ -14,7 +14,9 @@ from lipcore.bounds.closed_form import general_upper, masked_upper, unified_uppe
 from lipcore.bounds.local import _square_root
 
 
-def layer_upper(attention: Attention, *, n: int, radius: float, form: str = "unified", log: bool = False) -> float:
+def layer_upper(
+    attention: Attention, *, n: int, radius: float, form: str = "unified", log: bool = False
+) -> float:
     r"""Upper bound of a layer with several heads, for n tokens in the ball of radius R (theory §8).
 
     Each head h has its bound :math:`b_h` with :math:`a_h` (:func:`score_reach`) in the place of a: three terms in which
@@ -54,7 +56,10 @@ def layer_upper(attention: Attention, *, n: int, radius: float, form: str = "uni
                for a in score_reach(attention, radius=radius).tolist()]  # fmt: skip
 
     def heads(matrices: Tensor) -> list[float]:
-        return [log_times(factor, log_(norm)) for factor, norm in zip(factors, _spectral_norms(matrices), strict=True)]
+        return [
+            log_times(factor, log_(norm))
+            for factor, norm in zip(factors, _spectral_norms(matrices), strict=True)
+        ]
 
     joined = log_sum([2 * value for value in heads(attention.value)]) / 2
     if attention.output is None:
@@ -117,7 +122,9 @@ def _head_form(attention: Attention, form: str):
     return masked_upper if attention.causal else unified_upper
 
 
-def _row_stochastic_upper(*, n: int, radius: float, norm_a: float, norm_v: float, log: bool = False) -> float:
+def _row_stochastic_upper(
+    *, n: int, radius: float, norm_a: float, norm_v: float, log: bool = False
+) -> float:
     r""":math:`\|V\|_2((1+a)\sqrt n + a)`, for which it is enough that rows sum to one: :math:`\|P\|_2 \le \sqrt n`."""
     n, log_a, log_v = log_inputs(n, radius, norm_a, norm_v)
     return finish(log_times(log_v, log_three_terms(log_a, math.log(n) / 2, keys=1)), log)

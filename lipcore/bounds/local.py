@@ -43,7 +43,11 @@ def local_upper(attention: Attention, X: Tensor) -> Tensor:
     1.0
     """
     wide, flat = _in_double(attention, X)
-    return torch.stack([_local_upper_one(wide, tokens) for tokens in flat]).reshape(X.shape[:-2]).to(X.dtype)
+    return (
+        torch.stack([_local_upper_one(wide, tokens) for tokens in flat])
+        .reshape(X.shape[:-2])
+        .to(X.dtype)
+    )
 
 
 def local_terms(attention: Attention, X: Tensor) -> Tensor:
@@ -85,7 +89,11 @@ def _in_double(attention: Attention, X: Tensor) -> tuple[Attention, Tensor]:
     """The layer, and X as (members, n, d), in float64: float32 would round small covariances to zero."""
     attention.check_input(X)
     flat = X.flatten(0, -3) if X.ndim > 2 else X[None]
-    return (attention, flat) if X.dtype == torch.float64 else (attention.to(torch.float64), flat.double())
+    return (
+        (attention, flat)
+        if X.dtype == torch.float64
+        else (attention.to(torch.float64), flat.double())
+    )
 
 
 def _local_upper_one(attention: Attention, X: Tensor) -> Tensor:
@@ -96,7 +104,9 @@ def _local_upper_one(attention: Attention, X: Tensor) -> Tensor:
         return concatenated
     W = attention.output
     blocks = W.unflatten(1, (attention.heads, -1)).movedim(1, 0)  # (heads, q, p)
-    return torch.minimum(torch.linalg.matrix_norm(W, 2) * concatenated, terms.bounds(_square_root(blocks)).sum(-1))
+    return torch.minimum(
+        torch.linalg.matrix_norm(W, 2) * concatenated, terms.bounds(_square_root(blocks)).sum(-1)
+    )
 
 
 def _head_terms(attention: Attention, X: Tensor) -> _HeadTerms:
@@ -109,7 +119,9 @@ def _head_terms(attention: Attention, X: Tensor) -> _HeadTerms:
 class _HeadTerms:
     """What the local form needs of each head, in the spaces of queries, keys and values."""
 
-    def __init__(self, attention: Attention, P: Tensor, queries: Tensor, keys: Tensor, values: Tensor) -> None:
+    def __init__(
+        self, attention: Attention, P: Tensor, queries: Tensor, keys: Tensor, values: Tensor
+    ) -> None:
         self.attention, self.P = attention, P
         self.norm_p = nonnegative_norm_upper(P)
         angles = attention.angles(P.shape[-1])
@@ -118,10 +130,14 @@ class _HeadTerms:
         self.cov_vv = _covariances(P, v, v)  # V C_i Vᵀ
         own = _covariances(P, v, k)  # V C_i Kᵀ
         seen = (P.mT @ _outer(queries, queries).flatten(-2)).unflatten(-1, (queries.shape[-1],) * 2)
-        if angles is not None:  # queries and keys turn with their positions; undone here, the norms do not change
+        if (
+            angles is not None
+        ):  # queries and keys turn with their positions; undone here, the norms do not change
             own = _rotate_columns(own, -angles)
             seen = _rotate_columns(_rotate_columns(seen, -angles).mT, -angles)
-        self.own = own @ _square_root((attention.scale * attention.query).mT)[:, None].mT  # ‖·‖ as V C_i A
+        self.own = (
+            own @ _square_root((attention.scale * attention.query).mT)[:, None].mT
+        )  # ‖·‖ as V C_i A
         root = _square_root(attention.key.mT)[:, None]  # (heads, 1, min(d, k), k)
         self.seen_norm = _largest_norm(root @ seen @ root.mT)  # max_j ‖Σ_i P_ij (Ax_i+c)(Ax_i+c)ᵀ‖
 
@@ -135,7 +151,9 @@ class _HeadTerms:
         if left is not None:
             own, cov, V = left[:, None] @ own, left[:, None] @ cov @ left[:, None].mT, left @ V
         mixing = torch.linalg.matrix_norm(V, 2) * self.norm_p
-        return torch.stack([mixing, _largest_norm(own), (_largest_norm(cov) * self.seen_norm).sqrt()], dim=-1)
+        return torch.stack(
+            [mixing, _largest_norm(own), (_largest_norm(cov) * self.seen_norm).sqrt()], dim=-1
+        )
 
 
 def _outer(a: Tensor, b: Tensor) -> Tensor:
@@ -170,7 +188,9 @@ def _largest_norm(matrices: Tensor) -> Tensor:
     best = torch.linalg.matrix_norm(matrices[heads, first], 2)
     head, token = torch.nonzero(frobenius > best[:, None], as_tuple=True)
     if len(head):
-        best = best.scatter_reduce(0, head, torch.linalg.matrix_norm(matrices[head, token], 2), "amax")
+        best = best.scatter_reduce(
+            0, head, torch.linalg.matrix_norm(matrices[head, token], 2), "amax"
+        )
     return best
 
 

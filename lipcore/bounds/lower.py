@@ -5,13 +5,24 @@ from __future__ import annotations
 import math
 
 from lipcore._checks import check_count
-from lipcore.bounds._logarithms import exp, finish, log_, log_add, log_norm, log_scaled, log_sum, log_times
+from lipcore.bounds._logarithms import (
+    exp,
+    finish,
+    log_,
+    log_add,
+    log_norm,
+    log_scaled,
+    log_sum,
+    log_times,
+)
 
 #: Terms of a slowly varying sum that are added one by one; the rest is Euler–Maclaurin's integral.
 _TERMS = 256
 
 
-def adversarial_lower(*, n: int, radius: float, gamma: float, norm_v: float, log: bool = False) -> float:
+def adversarial_lower(
+    *, n: int, radius: float, gamma: float, norm_v: float, log: bool = False
+) -> float:
     r"""Lower bound for n tokens in the ball of radius R (Castin, Ablin & Peyré 2024; theory §3).
 
     .. math:: \mathrm{Lip}(f|B_R^n) \ge \|V\|_2 \sqrt{n-1}\; w, \qquad w = \frac{1}{1+(n-1)e^{-2R^2\gamma}},
@@ -46,11 +57,17 @@ def adversarial_lower(*, n: int, radius: float, gamma: float, norm_v: float, log
     >>> adversarial_lower(n=5, radius=10.0, gamma=1.0, norm_v=1.0)  # √(n − 1) as long as n is far below e^{2R²γ}
     2.0
     """
-    n, half_gap, log_v = check_count("n", n), exp(log_scaled(radius, gamma, "gamma")), log_norm(norm_v)
+    n, half_gap, log_v = (
+        check_count("n", n),
+        exp(log_scaled(radius, gamma, "gamma")),
+        log_norm(norm_v),
+    )
     return finish(log_times(log_v, log_(n - 1) / 2, log_weight(n, 2 * half_gap)), log)
 
 
-def refined_lower(*, n: int, radius: float, gamma: float, norm_vu: float, log: bool = False) -> float:
+def refined_lower(
+    *, n: int, radius: float, gamma: float, norm_vu: float, log: bool = False
+) -> float:
     r"""Lower bound by the same inputs, the distinguished token moved along the eigenvector u (this book; theory §3).
 
     .. math:: \mathrm{Lip}(f|B_R^n) \ge \sqrt{n-1}\; w\, \big(1 + 2\gamma R^2 (1-w)\big) \|Vu\|,
@@ -112,7 +129,11 @@ def masked_lower(*, n: int, radius: float, gamma: float, norm_v: float, log: boo
     >>> masked_lower(n=5, radius=10.0, gamma=1.0, norm_v=1.0)
     2.0
     """
-    n, half_gap, log_v = check_count("n", n), exp(log_scaled(radius, gamma, "gamma")), log_norm(norm_v)
+    n, half_gap, log_v = (
+        check_count("n", n),
+        exp(log_scaled(radius, gamma, "gamma")),
+        log_norm(norm_v),
+    )
     return finish(log_times(log_v, log_square_sum(n - 1, -2 * half_gap) / 2), log)
 
 
@@ -127,7 +148,12 @@ def log_square_sum(terms: int, log_q: float) -> float:
     head = sum((1 + i * q) ** -2 for i in range(1, first + 1))
     if terms == first:
         return log_(head)
-    start, log_end = 1 + (first + 0.5) * q, log_add(0.0, log_(terms + 0.5 if terms < 2**52 else terms) + log_q)
-    integral = log_(terms - first) - math.log(start) - log_end  # of (1+xq)^{−2}, from half a step below the tail
+    start, log_end = (
+        1 + (first + 0.5) * q,
+        log_add(0.0, log_(terms + 0.5 if terms < 2**52 else terms) + log_q),
+    )
+    integral = (
+        log_(terms - first) - math.log(start) - log_end
+    )  # of (1+xq)^{−2}, from half a step below the tail
     slope = q / 12 * (start**-3 - math.exp(-3 * log_end))  # Euler–Maclaurin's correction
     return log_sum([math.log(head), integral]) + math.log1p(-slope / (head + exp(integral)))

@@ -94,7 +94,9 @@ def softmax_norm_upper(p: Tensor) -> Tensor:
         return torch.zeros_like(p[..., 0])
     first, *others = p.sort(dim=-1, descending=True).values.unbind(-1)
     rest = torch.stack(others, dim=-1)
-    return first * (rest.sum(-1) + rest[..., 0])  # 1 − p₁ as a sum: near one-hot rows the difference loses its digits
+    return first * (
+        rest.sum(-1) + rest[..., 0]
+    )  # 1 − p₁ as a sum: near one-hot rows the difference loses its digits
 
 
 def emadi2026_softmax_norm(p: Tensor) -> Tensor:
@@ -130,7 +132,9 @@ def emadi2026_softmax_norm(p: Tensor) -> Tensor:
     n, largest = p.shape[-1], p.amax(-1)
     if n > _ALL_SUBSETS:
         return torch.where(largest > 0.5, 4 * largest * (1 - largest), 1.0)
-    subsets = torch.arange(2 ** (n - 1), device=p.device)[:, None] >> torch.arange(n, device=p.device) & 1
+    subsets = (
+        torch.arange(2 ** (n - 1), device=p.device)[:, None] >> torch.arange(n, device=p.device) & 1
+    )
     inside = p @ subsets.to(p.dtype).mT  # (…, 2^{n−1}); complements give the same value
     outside = p @ (1 - subsets).to(p.dtype).mT  # 1 − p(S), without losing digits
     return (4 * inside * outside).amax(-1)
@@ -174,14 +178,20 @@ def emadi2026_token_upper(
 
 
 def kim2021_l2_upper(
-    *, n: int, head_dim: int, norms_q: Sequence[float], norms_v: Sequence[float], norm_o: float = 1.0, log: bool = False
+    *,
+    n: int,
+    head_dim: int,
+    norms_q: Sequence[float],
+    norms_v: Sequence[float],
+    norm_o: float = 1.0,
+    log: bool = False,
 ) -> float:
     r"""Upper bound of L2 attention, for tokens anywhere (Kim, Papamakarios & Mnih 2021; the power of Q derived here).
 
     .. math:: \mathrm{Lip}(f) \le \sqrt{\frac nk}\,\big(4\varphi^{-1}(n-1)+1\big)
         \Big( \sum_h \|Q_h\|_2^4\|V_h\|_2^2 \Big)^{1/2} \|W^O\|_2, \qquad \varphi(x) = xe^{x+1}
 
-    of :func:`lipcore.zoo.l2_attention_map`. Assumes query = key, and values through :math:`A_h = Q_h^\top Q_h/\sqrt k`.
+    of :func:`lipcore.lab.zoo.l2_attention_map`. Assumes query = key, and values through :math:`A_h = Q_h^\top Q_h/\sqrt k`.
     Derived here: with :math:`y = Q_hx/k^{1/4}` each row of the Jacobian of :math:`\sum_j P_{ij}y_j` has norm at most
     1 (mixing) + 2c (own query) + 2c (others' keys), as :math:`\sum_j P_{ij}|y_i-y_j|^2 \le c = \varphi^{-1}(n-1)`;
     there are n rows; y enters with Q and leaves with Q, so that the whole has degree 4 in Q under the root.
@@ -212,12 +222,18 @@ def kim2021_l2_upper(
     --------
     >>> round(kim2021_l2_upper(n=1, head_dim=1, norms_q=[5.0], norms_v=[1.0]), 9)
     25.0
-    """
+    """  # noqa: E501
     return _kim2021(n, head_dim, norms_q, norms_v, norm_o, log, power=4)
 
 
 def kim2021_l2_upper_restated(
-    *, n: int, head_dim: int, norms_q: Sequence[float], norms_v: Sequence[float], norm_o: float = 1.0, log: bool = False
+    *,
+    n: int,
+    head_dim: int,
+    norms_q: Sequence[float],
+    norms_v: Sequence[float],
+    norm_o: float = 1.0,
+    log: bool = False,
 ) -> float:
     r"""The bound of L2 attention as public code restates it: **not a bound** (after Kim, Papamakarios & Mnih 2021).
 
@@ -280,9 +296,13 @@ def castin2024_released_compute_bound(attention: Attention, X: Tensor) -> Tensor
     """
     _check_bilinear(attention)
     n = attention.check_input(X).shape[-2]
-    images = (X[..., None, :, :] @ attention.score_matrices().mT).norm(dim=-1).amax(-1)  # (…, heads)
+    images = (
+        (X[..., None, :, :] @ attention.score_matrices().mT).norm(dim=-1).amax(-1)
+    )  # (…, heads)
     diameter = (X[..., :, None, :] - X[..., None, :, :]).norm(dim=-1).amax((-2, -1))[..., None]
-    return (_norms(attention.value_matrices()) * ((images * diameter).square() * (n + 1) + n).sqrt()).sum(-1)
+    return (
+        _norms(attention.value_matrices()) * ((images * diameter).square() * (n + 1) + n).sqrt()
+    ).sum(-1)
 
 
 def _kim2021(n, head_dim, norms_q, norms_v, norm_o, log, *, power: int) -> float:
@@ -294,7 +314,9 @@ def _kim2021(n, head_dim, norms_q, norms_v, norm_o, log, *, power: int) -> float
 def _check_bilinear(attention: Attention) -> None:
     for name in ("query_bias", "rotary"):
         if getattr(attention, name) is not None:
-            raise ValueError(f"attention: expected {name}=None, as the published statement covers no other case")
+            raise ValueError(
+                f"attention: expected {name}=None, as the published statement covers no other case"
+            )
 
 
 def _norms(matrices: Tensor) -> Tensor:

@@ -70,7 +70,9 @@ def two_dirac_peak(a: float) -> float:
     return math.log(-smallest(minus_value, 0.2, 0.55)) + 2 * math.log1p(2 * a) + 1e-14
 
 
-def mean_field_upper_sharp(*, radius: float, norm_a: float, norm_v: float, log: bool = False) -> float:
+def mean_field_upper_sharp(
+    *, radius: float, norm_a: float, norm_v: float, log: bool = False
+) -> float:
     r"""Upper bound in the mean-field regime with the exact leading constant (this book).
 
     .. math:: \mathrm{Lip}^{W_2}(F|\mathcal P(B_R)) \le \|V\|_2 \big( e^{a}\sqrt{F(a)} + a \big),
@@ -101,7 +103,9 @@ def mean_field_upper_sharp(*, radius: float, norm_a: float, norm_v: float, log: 
     return finish(log_times(log_v, log_add(_log_mean_field(log_a), log_a)), log)
 
 
-def unified_upper_sharp(*, n: int, radius: float, norm_a: float, norm_v: float, log: bool = False) -> float:
+def unified_upper_sharp(
+    *, n: int, radius: float, norm_a: float, norm_v: float, log: bool = False
+) -> float:
     r"""Upper bound for every regime, never above :func:`~lipcore.bounds.unified_upper` (this book).
 
     .. math:: \mathrm{Lip}(f|B_R^n) \le \|V\|_2 \Big(
@@ -131,7 +135,9 @@ def unified_upper_sharp(*, n: int, radius: float, norm_a: float, norm_v: float, 
     return finish(log_times(log_v, log_add(min(short, _log_mean_field(log_a)), log_a)), log)
 
 
-def masked_upper_sharp(*, n: int, radius: float, norm_a: float, norm_v: float, log: bool = False) -> float:
+def masked_upper_sharp(
+    *, n: int, radius: float, norm_a: float, norm_v: float, log: bool = False
+) -> float:
     r"""Upper bound for causal attention, never above :func:`~lipcore.bounds.masked_upper` (this book).
 
     .. math:: \mathrm{Lip}(f^m|B_R^n) \le \|V\|_2 \Big( \min\Big( \sqrt{(1+a^2)\, s_n},\; \sqrt{t_n},\;
@@ -168,7 +174,9 @@ def masked_upper_sharp(*, n: int, radius: float, norm_a: float, norm_v: float, l
     return finish(log_times(log_v, log_add(log_mixing, log_a)), log)
 
 
-def mean_field_upper_rate_sharp(*, A: Tensor, radius: float, norm_v: float, log: bool = False) -> float:
+def mean_field_upper_rate_sharp(
+    *, A: Tensor, radius: float, norm_v: float, log: bool = False
+) -> float:
     r"""Upper bound in the mean-field regime, exact in its exponential rate and sharper in the rest (this book).
 
     .. math:: \|V\|_2 \Big( \min\Big( e^a\sqrt{F(a)},\; \sqrt{1+a^2}\,
@@ -249,7 +257,9 @@ def log_hoelder(log_a: float) -> float:
 def _log_mean_field(log_a: float) -> float:
     """log( e^a √F(a) )."""
     a = exp(log_a)
-    return math.inf if a == math.inf else a + two_dirac_peak(min(a, 1e300)) / 2  # beyond, F is lost beside a
+    return (
+        math.inf if a == math.inf else a + two_dirac_peak(min(a, 1e300)) / 2
+    )  # beyond, F is lost beside a
 
 
 def _log_logarithmic(n: int, log_kappa: float) -> float:
@@ -266,7 +276,9 @@ def _log_weighted(n: int, joint: float, peak: float) -> float:
         return joint + math.log(n)
     if joint >= peak:  # the second entry is the smaller from the first row on
         return peak + math.log1p(math.log(n))
-    log_turn = peak - joint  # rows up to i* = κF/(1+a²) use the first entry, the rest Σ 1/i ≤ 1/i* + log(n/i*)
+    log_turn = (
+        peak - joint
+    )  # rows up to i* = κF/(1+a²) use the first entry, the rest Σ 1/i ≤ 1/i* + log(n/i*)
     return log_sum([peak, peak - log_turn, peak + log_(math.log(n) - log_turn)])
 
 

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lipcore._checks import check_count, check_number, check_real_tensor, check_same_kind, check_square
+from lipcore._checks import (
+    check_count,
+    check_number,
+    check_real_tensor,
+    check_same_kind,
+    check_square,
+)
 from lipcore.bounds._logarithms import exp, finish, log_, log_add, log_inputs, log_times
 
 
@@ -42,7 +48,11 @@ def torn_peak(a: float) -> float:
     (1.0, 1.28125)
     """
     a = check_number("a", a, minimum=0)
-    return 0.0 if a <= 0.5 else log_add(0.0, 2 * (math.log(a) + math.log1p(1 / a / a / 4))) - math.log(2)
+    return (
+        0.0
+        if a <= 0.5
+        else log_add(0.0, 2 * (math.log(a) + math.log1p(1 / a / a / 4))) - math.log(2)
+    )
 
 
 def torn_upper(*, n: int, radius: float, norm_a: float, norm_v: float, log: bool = False) -> float:
@@ -143,9 +153,13 @@ def torn_inputs(A: Tensor, n: int, radius: float, *, V: Tensor | None = None) ->
     torch.Size([5, 2])
     """
     n = check_count("n", n, minimum=3)
-    best = _best(A, n, radius, torch.eye(len(A), dtype=A.dtype, device=A.device) if V is None else V)
+    best = _best(
+        A, n, radius, torch.eye(len(A), dtype=A.dtype, device=A.device) if V is None else V
+    )
     if best is None:
-        raise ValueError(f"A: expected a matrix other than zero, of at least two rows, got shape {tuple(A.shape)}")
+        raise ValueError(
+            f"A: expected a matrix other than zero, of at least two rows, got shape {tuple(A.shape)}"
+        )
     pair = [best.alpha * best.lead + sign * best.beta * best.across for sign in (1, -1)]
     return radius * torch.stack([*pair, *[best.t * best.query] * (n - 2)]).to(A.dtype)
 
@@ -177,11 +191,15 @@ def _best(A: Tensor, n: int, radius: float, V: Tensor) -> _Torn | None:
     keep = sizes > 1e-9 * sizes[0]
     left, sizes, right = left.mT[keep], sizes[keep], right[keep]  # A right_k = sizes_k left_k
     own = (right * left).sum(-1)  # v·Av / ‖Av‖
-    across = torch.linalg.svd(V.double() - (V.double() @ left[:, :, None]) * left[:, None, :]).Vh[:, 0]
+    across = torch.linalg.svd(V.double() - (V.double() @ left[:, :, None]) * left[:, None, :]).Vh[
+        :, 0
+    ]
     across = across - (across * left).sum(-1, keepdim=True) * left  # where V vanishes on (Av)^⊥
     across = across / across.norm(dim=-1, keepdim=True).clamp(min=1e-300)
     reached = (across @ V.double().mT).norm(dim=-1)
-    angle = torch.linspace(0.01, math.pi / 2, 150, dtype=torch.float64, device=A.device)[:, None, None]
+    angle = torch.linspace(0.01, math.pi / 2, 150, dtype=torch.float64, device=A.device)[
+        :, None, None
+    ]
     t = torch.linspace(0.01, 1, 100, dtype=torch.float64, device=A.device)[:, None]
     log_size = sizes.log() + 2 * math.log(radius)
     lead = t * (angle.cos() - t * own) * log_size.exp()  # of the pair's scores above a query's own

@@ -111,7 +111,9 @@ class TimedMeasure:
 
     def support(self) -> TimedMeasure:
         """Return the same measure with every pair (time, point) once and no zero weight."""
-        first, weights = _merged(torch.cat([self.times[:, None], self.points], dim=-1), self.weights)
+        first, weights = _merged(
+            torch.cat([self.times[:, None], self.points], dim=-1), self.weights
+        )
         return TimedMeasure(self.times[first], self.points[first], weights)
 
     def time_marginal(self) -> tuple[Tensor, Tensor]:
@@ -140,14 +142,18 @@ def check_weights(weights: Tensor | None, points: Tensor) -> Tensor:
     check_real_tensor("weights", weights)
     check_same_kind("weights", weights, points, "points")
     if weights.shape != shape:
-        raise ValueError(f"weights: expected shape {tuple(shape)} as the points have, got {tuple(weights.shape)}")
+        raise ValueError(
+            f"weights: expected shape {tuple(shape)} as the points have, got {tuple(weights.shape)}"
+        )
     if bool((weights < 0).any()):
         raise ValueError(f"weights: expected non-negative numbers, got {weights.min().item():g}")
     total = weights.double().sum(-1)
     drift = (total - 1).abs()
     if bool((drift > WEIGHT_TOLERANCE[weights.dtype]).any()):
         worst = total.flatten()[drift.argmax()].item()
-        raise ValueError(f"weights: expected a sum of one, got {worst:.10g} (divide by weights.sum() to normalise)")
+        raise ValueError(
+            f"weights: expected a sum of one, got {worst:.10g} (divide by weights.sum() to normalise)"
+        )
     return weights
 
 
@@ -168,7 +174,9 @@ def _merged(atoms: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Index of the first of each group of equal rows that have mass, in order, and the mass of each group."""
     kept = torch.nonzero(weights > 0)[:, 0]
     unique, group = torch.unique(atoms[kept], dim=0, return_inverse=True)
-    first = torch.full((len(unique),), len(weights), device=kept.device).scatter_reduce(0, group, kept, "amin")
+    first = torch.full((len(unique),), len(weights), device=kept.device).scatter_reduce(
+        0, group, kept, "amin"
+    )
     mass = weights.new_zeros(len(unique)).index_add(0, group, weights[kept])
     order = first.argsort()
     return first[order], mass[order]

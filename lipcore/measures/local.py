@@ -9,7 +9,13 @@ from torch import Tensor
 
 from lipcore._checks import check_tokens
 from lipcore.jacobian import LinearOperator
-from lipcore.measures.discrete import DiscreteMeasure, Measure, TimedMeasure, check_times, check_weights
+from lipcore.measures.discrete import (
+    DiscreteMeasure,
+    Measure,
+    TimedMeasure,
+    check_times,
+    check_weights,
+)
 from lipcore.measures.mean_field import (
     attention_over,
     check_matrices,
@@ -24,7 +30,9 @@ from lipcore.spectral import spectral_norm
 BATCH_BYTES = 2**26
 
 
-def _dense_norms(points: Tensor, weights: Tensor, A: Tensor, V: Tensor, times: Tensor | None) -> tuple[Tensor, Tensor]:
+def _dense_norms(
+    points: Tensor, weights: Tensor, A: Tensor, V: Tensor, times: Tensor | None
+) -> tuple[Tensor, Tensor]:
     r"""‖D_μF‖ in L²(μ) and max_i ‖V C_i A‖, both of shape (B,), from matrices of size nq × nd.
 
     The matrix of D_μF in the orthonormal coordinates :math:`\sqrt{w_i}\,h_i` has blocks
@@ -41,7 +49,11 @@ def _dense_norms(points: Tensor, weights: Tensor, A: Tensor, V: Tensor, times: T
     queries = (points @ A.mT)[:, :, None, None, :]
     M = between[..., None, None] * (V + values[..., None] * queries)  # (B, i, j, q, d)
     M[:, range(n), range(n)] += own
-    M = _without_splitting(M, points, weights, times).transpose(2, 3).reshape(B, n * V.shape[0], n * d)
+    M = (
+        _without_splitting(M, points, weights, times)
+        .transpose(2, 3)
+        .reshape(B, n * V.shape[0], n * d)
+    )
     return torch.linalg.matrix_norm(M, 2), torch.linalg.matrix_norm(own, 2).amax(-1)
 
 
@@ -53,7 +65,9 @@ def _without_splitting(M: Tensor, points: Tensor, weights: Tensor, times: Tensor
     if not bool((equal.sum(-1) > 1).any()):
         return M
     root, mass = weights.sqrt(), (equal * weights[:, None, :]).sum(-1)
-    projector = equal * root[:, :, None] * root[:, None, :] / torch.where(mass > 0, mass, 1)[:, :, None]
+    projector = (
+        equal * root[:, :, None] * root[:, None, :] / torch.where(mass > 0, mass, 1)[:, :, None]
+    )
     return torch.einsum("bijqd,bjk->bikqd", M, projector)
 
 
@@ -63,16 +77,24 @@ class _MassOperator(LinearOperator):
     def __init__(self, jacobian: LinearOperator, weights: Tensor) -> None:
         self.jacobian, self._root = jacobian, weights.sqrt()[:, None]
         self.batch_shape, self.input_shape = jacobian.batch_shape, jacobian.input_shape
-        self.output_shape, self.dtype, self.device = jacobian.output_shape, jacobian.dtype, jacobian.device
+        self.output_shape, self.dtype, self.device = (
+            jacobian.output_shape,
+            jacobian.dtype,
+            jacobian.device,
+        )
 
     def matvec(self, H: Tensor) -> Tensor:
         return self._root * self.jacobian.matvec(self._check("H", H, self.input_shape) / self._root)
 
     def rmatvec(self, G: Tensor) -> Tensor:
-        return self.jacobian.rmatvec(self._root * self._check("G", G, self.output_shape)) / self._root
+        return (
+            self.jacobian.rmatvec(self._root * self._check("G", G, self.output_shape)) / self._root
+        )
 
 
-def local_constant(mu: Measure, A: Tensor, V: Tensor, *, splitting: bool = False, tol: float = 1e-8) -> float:
+def local_constant(
+    mu: Measure, A: Tensor, V: Tensor, *, splitting: bool = False, tol: float = 1e-8
+) -> float:
     r"""Local Lipschitz constant of (masked) mean-field attention at μ, in :math:`W_2` (or :math:`d_2`).
 
     Without splitting it is :math:`\|D_\mu F\|`, the norm of the derivative on :math:`L^2(\mu)`: equal atoms
@@ -136,7 +158,9 @@ def local_constant(mu: Measure, A: Tensor, V: Tensor, *, splitting: bool = False
 
 def _check_measure(mu: object) -> None:
     if not isinstance(mu, DiscreteMeasure | TimedMeasure):
-        raise TypeError(f"mu: expected a DiscreteMeasure or a TimedMeasure, got {type(mu).__name__}")
+        raise TypeError(
+            f"mu: expected a DiscreteMeasure or a TimedMeasure, got {type(mu).__name__}"
+        )
 
 
 def _own_query_norm(mu: Measure, A: Tensor, V: Tensor) -> float:
@@ -147,7 +171,9 @@ def _own_query_norm(mu: Measure, A: Tensor, V: Tensor) -> float:
     largest = 0.0
     for start in range(0, n, block):
         rows = slice(start, start + block)
-        own = gamma_derivative(mu, mu.points[rows], A, V, times=None if times is None else times[rows])
+        own = gamma_derivative(
+            mu, mu.points[rows], A, V, times=None if times is None else times[rows]
+        )
         largest = max(largest, torch.linalg.matrix_norm(own, 2).max().item())
     return largest
 

@@ -100,9 +100,13 @@ def check_matrices(points: Tensor, A: Tensor, V: Tensor) -> None:
     check_same_kind("V", V, points, "the measure")
     d = points.shape[-1]
     if A.shape[0] != d:
-        raise ValueError(f"A: expected shape {(d, d)} as the measure has dimension {d}, got {tuple(A.shape)}")
+        raise ValueError(
+            f"A: expected shape {(d, d)} as the measure has dimension {d}, got {tuple(A.shape)}"
+        )
     if V.shape[1] != d or V.shape[0] == 0:
-        raise ValueError(f"V: expected {d} columns as the measure has dimension {d}, got shape {tuple(V.shape)}")
+        raise ValueError(
+            f"V: expected {d} columns as the measure has dimension {d}, got shape {tuple(V.shape)}"
+        )
 
 
 def sees(query_times: Tensor, key_times: Tensor) -> Tensor:
@@ -117,7 +121,9 @@ def _refuse_times_before_mass(name: str, mu: TimedMeasure, times: Tensor) -> Non
                          f"got {times.min().item():g}: Γ is not defined there")  # fmt: skip
 
 
-def gamma_map(mu: Measure, x: Tensor, A: Tensor, V: Tensor, *, times: Tensor | None = None) -> Tensor:
+def gamma_map(
+    mu: Measure, x: Tensor, A: Tensor, V: Tensor, *, times: Tensor | None = None
+) -> Tensor:
     r""":math:`\Gamma_\mu(x)` at any points x, in the support of μ or not; :math:`\Gamma_\mu(s,x)` with times.
 
     Parameters
@@ -151,7 +157,9 @@ def gamma_map(mu: Measure, x: Tensor, A: Tensor, V: Tensor, *, times: Tensor | N
     return P @ (mu.points @ V.mT)
 
 
-def gamma_derivative(mu: Measure, x: Tensor, A: Tensor, V: Tensor, *, times: Tensor | None = None) -> Tensor:
+def gamma_derivative(
+    mu: Measure, x: Tensor, A: Tensor, V: Tensor, *, times: Tensor | None = None
+) -> Tensor:
     r""":math:`\nabla\Gamma_\mu(x) = V\,C\,A`, with C the covariance of μ tilted by :math:`e^{(Ax)\cdot y}`.
 
     At an atom it is what a copy of that atom feels when it moves alone (theory §9).
@@ -189,7 +197,10 @@ def _rows(mu: Measure, x: Tensor, A: Tensor, V: Tensor, times: Tensor | None) ->
     check_same_kind("x", x, mu.points, "the measure")
     timed = isinstance(mu, TimedMeasure)
     if timed != (times is not None):
-        raise ValueError("times: expected " + ("one for each row of x, got None" if timed else "None: mu has no times"))
+        raise ValueError(
+            "times: expected "
+            + ("one for each row of x, got None" if timed else "None: mu has no times")
+        )
     visible = None
     if timed:
         _refuse_times_before_mass("times", mu, check_times("times", times, x))
@@ -198,7 +209,9 @@ def _rows(mu: Measure, x: Tensor, A: Tensor, V: Tensor, times: Tensor | None) ->
     return (log_density(x, mu.points, log_weights, A, visible) + log_weights).exp()
 
 
-def log_density(x: Tensor, y: Tensor, log_weights: Tensor, A: Tensor, visible: Tensor | None) -> Tensor:
+def log_density(
+    x: Tensor, y: Tensor, log_weights: Tensor, A: Tensor, visible: Tensor | None
+) -> Tensor:
     r"""Logarithm of G, :math:`P_{ij} = w_j G_{ij}`: the softmax as a density, finite where a weight vanishes.
 
     Shapes: x (…, m, d), y (…, n, d), log_weights (…, n), visible (…, m, n) → (…, m, n). Rows that see no

@@ -84,7 +84,9 @@ def transport_plan(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float = 2) -> Te
     return torch.from_numpy(_optimal_plan(mu, nu, p)[0])
 
 
-def _optimal_plan(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float) -> tuple[np.ndarray, np.ndarray]:
+def _optimal_plan(
+    mu: DiscreteMeasure, nu: DiscreteMeasure, p: float
+) -> tuple[np.ndarray, np.ndarray]:
     """Find an optimal plan; return it and the distances, two arrays of shape (n, m)."""
     _check_pair(mu, nu, DiscreteMeasure)
     p = check_number("p", p, minimum=1)
@@ -105,7 +107,10 @@ def _distances(x: Tensor, y: Tensor) -> np.ndarray:
     """‖x_i − y_j‖, (n, m), safe from overflow, and not by way of products, which lose half of the digits."""
     x, y = x.detach().cpu().double(), y.detach().cpu().double()
     scale = 2.0 ** (math.frexp(max(x.abs().max().item(), y.abs().max().item()))[1] - 1)
-    return scale * torch.cdist(x / scale, y / scale, compute_mode="donot_use_mm_for_euclid_dist").numpy()
+    return (
+        scale
+        * torch.cdist(x / scale, y / scale, compute_mode="donot_use_mm_for_euclid_dist").numpy()
+    )
 
 
 def _norm_p(mass: np.ndarray, distances: np.ndarray, p: float) -> float:
@@ -181,7 +186,8 @@ def _common_marginal(mu: TimedMeasure, nu: TimedMeasure) -> tuple[list[float], T
     (times, masses), (other_times, other_masses) = mu.time_marginal(), nu.time_marginal()
     tolerance = max(WEIGHT_TOLERANCE[m.weights.dtype] for m in (mu, nu))
     here, there = (
-        dict(zip(t.tolist(), m.tolist(), strict=True)) for t, m in ((times, masses), (other_times, other_masses))
+        dict(zip(t.tolist(), m.tolist(), strict=True))
+        for t, m in ((times, masses), (other_times, other_masses))
     )
     for time in sorted(here.keys() | there.keys()):
         a, b = here.get(time, 0.0), there.get(time, 0.0)

@@ -62,14 +62,22 @@ class TwoDirac:
         if not bool(((p > 0) & (p < 1)).all()):
             raise ValueError("p: expected masses between 0 and 1, both excluded")
         if self.sign not in (-1, 1):
-            raise ValueError(f"sign: expected -1 (A = -gamma I) or 1 (A = gamma I), got {self.sign!r}")
-        positions = self.positions if self.positions is not None else ((-1.0, 1.0) if self.sign < 0 else (1.0, 0.5))
+            raise ValueError(
+                f"sign: expected -1 (A = -gamma I) or 1 (A = gamma I), got {self.sign!r}"
+            )
+        positions = (
+            self.positions
+            if self.positions is not None
+            else ((-1.0, 1.0) if self.sign < 0 else (1.0, 0.5))
+        )
         if len(positions) != 2:
             raise ValueError(f"positions: expected two numbers, got {len(positions)}")
         object.__setattr__(self, "p", p)
         object.__setattr__(self, "radius", check_number("radius", self.radius, minimum=0))
         object.__setattr__(self, "gamma", check_number("gamma", self.gamma, minimum=0))
-        object.__setattr__(self, "positions", tuple(check_number("positions", t) for t in positions))
+        object.__setattr__(
+            self, "positions", tuple(check_number("positions", t) for t in positions)
+        )
         check_number("gamma * radius**2", self._curvature)
 
     @property
@@ -142,7 +150,9 @@ class TwoDirac:
         """Return the measure itself, for a single p, with u the first basis vector."""
         check_count("dim", dim)
         if self.p.ndim:
-            raise ValueError(f"p: expected one mass to make a measure of, got shape {tuple(self.p.shape)}")
+            raise ValueError(
+                f"p: expected one mass to make a measure of, got shape {tuple(self.p.shape)}"
+            )
         points = torch.zeros(2, dim, dtype=torch.float64)
         points[:, 0] = self.radius * self._t
         return DiscreteMeasure(points, torch.stack([self.p, 1 - self.p]))

@@ -7,8 +7,17 @@
 torch.Size([1, 11, 384])
 """
 
+from lipcore.bounds.normalised import Normalisation
 from lipcore.models.language_model import LanguageModel, load
-from lipcore.models.layers import Normalisation
 from lipcore.models.sources import ModelSource, available, cache_dir, fetch, provenance
 
-__all__ = ["LanguageModel", "ModelSource", "Normalisation", "available", "cache_dir", "fetch", "load", "provenance"]
+__all__ = [
+    "LanguageModel",
+    "ModelSource",
+    "Normalisation",
+    "available",
+    "cache_dir",
+    "fetch",
+    "load",
+    "provenance",
+]

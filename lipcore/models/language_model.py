@@ -17,7 +17,16 @@ from torch import Tensor, nn
 from lipcore._checks import check_count
 from lipcore.attention import Attention
 from lipcore.models.layers import ARCHITECTURES, Normalisation
-from lipcore.models.sources import SOURCES, ModelSource, cache_dir, fetch, find_source, quiet_import, sha256_of, staged
+from lipcore.models.sources import (
+    SOURCES,
+    ModelSource,
+    cache_dir,
+    fetch,
+    find_source,
+    quiet_import,
+    sha256_of,
+    staged,
+)
 
 _DTYPES = (torch.float32, torch.float64)
 _VOCABULARIES = ("vocab.txt", "vocab.json", "tokenizer.model")
@@ -39,14 +48,20 @@ class LanguageModel:
         The library's own model, in evaluation mode, without gradients.
     """
 
-    def __init__(self, model: nn.Module, *, name: str, tokenizer_folder: Path | None, sha256: str = "") -> None:
+    def __init__(
+        self, model: nn.Module, *, name: str, tokenizer_folder: Path | None, sha256: str = ""
+    ) -> None:
         self.model = model.eval().requires_grad_(False)
         self.name, self.sha256 = name, sha256
         self._layers = ARCHITECTURES[model.config.model_type](model)
         self._tokenizer_folder = tokenizer_folder
         self._tokenizer = None
         config = model.config
-        self.architecture, self.causal, self.heads = self._layers.title, self._layers.causal, self._layers.heads
+        self.architecture, self.causal, self.heads = (
+            self._layers.title,
+            self._layers.causal,
+            self._layers.heads,
+        )
         self.n_layers, self.d = config.num_hidden_layers, config.hidden_size
         self.vocab_size, self.max_positions = config.vocab_size, config.max_position_embeddings
 
@@ -59,7 +74,9 @@ class LanguageModel:
         """Precision of the weights, and of everything computed from them."""
         return self.model.dtype
 
-    def to(self, dtype: torch.dtype | None = None, *, device: torch.device | str | None = None) -> LanguageModel:
+    def to(
+        self, dtype: torch.dtype | None = None, *, device: torch.device | str | None = None
+    ) -> LanguageModel:
         """Convert the model to float32 or float64, or move it, in place, and return it.
 
         Attention layers taken out before keep their own precision.
@@ -166,13 +183,17 @@ class LanguageModel:
         """
         if not isinstance(text, str):
             raise TypeError(f"text: expected a string, got {type(text).__name__}")
-        return torch.tensor(self.tokenizer.encode(text, add_special_tokens=False).ids, dtype=torch.long)
+        return torch.tensor(
+            self.tokenizer.encode(text, add_special_tokens=False).ids, dtype=torch.long
+        )
 
     def decode(self, token_ids: Tensor) -> str:
         """The text of a vector of token ids."""
         ids = self._check_ids(token_ids, positions=False)
         if ids.shape[0] != 1:
-            raise ValueError(f"token_ids: expected one sequence, got shape {tuple(token_ids.shape)}")
+            raise ValueError(
+                f"token_ids: expected one sequence, got shape {tuple(token_ids.shape)}"
+            )
         return self.tokenizer.decode(ids[0].tolist(), skip_special_tokens=False)
 
     def special_tokens(self) -> tuple[list[int], list[int]]:
@@ -185,7 +206,9 @@ class LanguageModel:
         if isinstance(layer, bool) or not hasattr(layer, "__index__"):
             raise TypeError(f"layer: expected a whole number, got {layer!r}")
         if not 0 <= layer < self.n_layers:
-            raise IndexError(f"layer: expected 0 to {self.n_layers - 1} for {self.name}, got {layer}")
+            raise IndexError(
+                f"layer: expected 0 to {self.n_layers - 1} for {self.name}, got {layer}"
+            )
         return int(layer)
 
     def _check_ids(self, token_ids: Tensor, *, positions: bool = True) -> Tensor:
@@ -195,7 +218,9 @@ class LanguageModel:
         if token_ids.is_floating_point() or token_ids.is_complex() or token_ids.dtype == torch.bool:
             raise TypeError(f"token_ids: expected whole numbers, got {token_ids.dtype}")
         if token_ids.ndim not in (1, 2) or token_ids.numel() == 0:
-            raise ValueError(f"token_ids: expected shape (batch, n) or (n,), not empty, got {tuple(token_ids.shape)}")
+            raise ValueError(
+                f"token_ids: expected shape (batch, n) or (n,), not empty, got {tuple(token_ids.shape)}"
+            )
         low, high = int(token_ids.min()), int(token_ids.max())
         if low < 0 or high >= self.vocab_size:
             raise ValueError(
@@ -208,7 +233,9 @@ class LanguageModel:
     def check_length(self, n: int) -> int:
         """Return n if the model has that many positions, else raise ValueError."""
         if check_count("n", n) > self.max_positions:
-            raise ValueError(f"n: expected at most {self.max_positions} tokens, the positions of {self.name}, got {n}")
+            raise ValueError(
+                f"n: expected at most {self.max_positions} tokens, the positions of {self.name}, got {n}"
+            )
         return int(n)
 
 
@@ -217,7 +244,11 @@ class _Reached(Exception):
 
 
 def load(
-    name: str | os.PathLike, *, decoder: bool = False, seed: int | None = None, dtype: torch.dtype = torch.float32
+    name: str | os.PathLike,
+    *,
+    decoder: bool = False,
+    seed: int | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> LanguageModel:
     """Load a model by name, or from a folder that holds a saved checkpoint.
 
@@ -252,7 +283,9 @@ def load(
     source = find_source(str(name)) if folder is None else None
     drawn = source is not None and not source.files
     if seed is not None and not drawn:
-        raise ValueError(f"seed: expected nothing, the weights of {name!s} are not random; got {seed}")
+        raise ValueError(
+            f"seed: expected nothing, the weights of {name!s} are not random; got {seed}"
+        )
     if drawn:
         model = _draw(source.architecture, decoder=decoder, seed=0 if seed is None else seed)
         tokenizer_folder = None
@@ -287,7 +320,9 @@ def _transformers():
         with quiet_import():
             import transformers
     except ImportError as error:
-        raise ImportError("lipcore.models needs transformers: pip install 'lipcore[models]'") from error
+        raise ImportError(
+            "lipcore.models needs transformers: pip install 'lipcore[models]'"
+        ) from error
     return transformers
 
 
@@ -310,7 +345,9 @@ def _options(model_type: str, config, *, decoder: bool) -> dict:
     """Check the config, set the decoder, and return what the model's constructor takes beside it."""
     ARCHITECTURES[model_type].refuse(config)
     if decoder and model_type != "bert":
-        raise ValueError(f"decoder: expected a BERT model, {ARCHITECTURES[model_type].title} is a decoder already")
+        raise ValueError(
+            f"decoder: expected a BERT model, {ARCHITECTURES[model_type].title} is a decoder already"
+        )
     if model_type != "bert":
         return {}
     config.is_decoder = config.is_decoder or decoder
@@ -320,12 +357,18 @@ def _options(model_type: str, config, *, decoder: bool) -> dict:
 def _read(folder: Path, *, decoder: bool) -> nn.Module:
     """The backbone saved in ``folder``, in float32."""
     try:
-        model_type = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
+        model_type = json.loads((folder / "config.json").read_text(encoding="utf-8")).get(
+            "model_type"
+        )
     except (json.JSONDecodeError, UnicodeDecodeError, AttributeError) as error:
-        raise ValueError(f"name: expected a JSON object in {folder / 'config.json'}: {error}") from error
+        raise ValueError(
+            f"name: expected a JSON object in {folder / 'config.json'}: {error}"
+        ) from error
     if model_type not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
-        raise ValueError(f"name: expected a checkpoint of type {known}, got {model_type!r} in {folder}")
+        raise ValueError(
+            f"name: expected a checkpoint of type {known}, got {model_type!r} in {folder}"
+        )
     transformers = _transformers()
     with _quiet(transformers):
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -368,7 +411,9 @@ def _dequantised(folder: Path, source: ModelSource) -> Path:
         try:
             __import__(package)
         except ImportError as error:
-            raise ImportError(f"{source.name} needs {package}: pip install 'lipcore[models]'") from error
+            raise ImportError(
+                f"{source.name} needs {package}: pip install 'lipcore[models]'"
+            ) from error
     # its progress bar heeds no setting, hence the redirection
     with _quiet(transformers), contextlib.redirect_stderr(io.StringIO()), staged(plain) as staging:
         _write_out(transformers, folder, source, staging)
@@ -392,7 +437,10 @@ def _write_out(transformers, folder: Path, source: ModelSource, target: Path) ->
 
 def _is_intact(folder: Path) -> bool:
     weights, digest = folder / "model.safetensors", folder / "model.sha256"
-    present = all(path.is_file() for path in (weights, digest, folder / "config.json", folder / "tokenizer.json"))
+    present = all(
+        path.is_file()
+        for path in (weights, digest, folder / "config.json", folder / "tokenizer.json")
+    )
     return present and sha256_of(weights) == digest.read_text(encoding="utf-8")
 
 
@@ -404,11 +452,17 @@ def _read_tokenizer(folder: Path | None, name: str):
     folder = fetch("minilm") if folder is None else folder
     if (folder / "tokenizer.json").is_file():
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    elif any((folder / file).is_file() for file in _VOCABULARIES):  # without one the library would make up an empty one
+    elif any(
+        (folder / file).is_file() for file in _VOCABULARIES
+    ):  # without one the library would make up an empty one
         with _quiet(transformers):
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
+                folder, local_files_only=True
+            ).backend_tokenizer
     else:
-        raise ValueError(f"{name}: expected a tokenizer in {folder} to encode text with, found none: pass token ids")
+        raise ValueError(
+            f"{name}: expected a tokenizer in {folder} to encode text with, found none: pass token ids"
+        )
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

@@ -2,35 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
 from lipcore.attention import Attention
-
-
-@dataclass(frozen=True, eq=False)
-class Normalisation:
-    r"""The normalisation whose output enters an attention layer: :math:`\gamma \odot \hat x + \beta`.
-
-    Here :math:`\hat x = (x - \bar x)/\sqrt{\mathrm{var}(x) + \varepsilon}` (``kind="layer"``) or
-    :math:`\hat x = x/\sqrt{\mathrm{mean}(x^2) + \varepsilon}` (``kind="rms"``). Either way
-    :math:`|\hat x| \le \sqrt d`, so that tokens lie in an ellipsoid (theory §8).
-
-    Attributes
-    ----------
-    kind : str
-        ``"layer"`` (LayerNorm) or ``"rms"`` (RMSNorm).
-    gain, bias : Tensor, shape (d,)
-        γ and β; RMSNorm has β = 0.
-    eps : float
-    """
-
-    kind: str
-    gain: Tensor
-    bias: Tensor
-    eps: float
+from lipcore.bounds.normalised import Normalisation
 
 
 def split_heads(weight: Tensor, heads: int) -> Tensor:
@@ -39,7 +15,9 @@ def split_heads(weight: Tensor, heads: int) -> Tensor:
 
 
 def _heads_of(linear: nn.Linear, heads: int) -> tuple[Tensor, Tensor | None]:
-    return split_heads(linear.weight, heads), None if linear.bias is None else split_heads(linear.bias, heads)
+    return split_heads(linear.weight, heads), None if linear.bias is None else split_heads(
+        linear.bias, heads
+    )
 
 
 def _bias_of(module: nn.Module) -> Tensor | None:
@@ -92,7 +70,9 @@ class _Bert(_Layers):
     def refuse(cls, config) -> None:
         position = getattr(config, "position_embedding_type", "absolute")
         if position != "absolute":
-            raise ValueError(f"position_embedding_type: expected 'absolute', got {position!r}, which is not supported")
+            raise ValueError(
+                f"position_embedding_type: expected 'absolute', got {position!r}, which is not supported"
+            )
 
     @property
     def causal(self) -> bool:
@@ -130,7 +110,9 @@ class _GPT2(_Layers):
 
     def attention(self, layer: int) -> Attention:
         joined, output = self.entry(layer), self.exit(layer)
-        query, key, value = (split_heads(part.mT, self.heads) for part in joined.weight.chunk(3, dim=1))
+        query, key, value = (
+            split_heads(part.mT, self.heads) for part in joined.weight.chunk(3, dim=1)
+        )
         biases = (split_heads(part, self.heads) for part in joined.bias.chunk(3))
         return Attention(query, key, value, *biases, causal=True, scale=self._scale(layer, query.shape[1]),
                          output=output.weight.detach().mT.contiguous(), output_bias=_bias_of(output))  # fmt: skip
@@ -153,7 +135,9 @@ class _Llama(_Layers):
         rope = config.rope_parameters or {}
         kind, part = rope.get("rope_type", "default"), rope.get("partial_rotary_factor") or 1.0
         if kind != "default" or part != 1.0:
-            raise ValueError(f"rope_parameters: expected rope_type 'default' over the whole head, got {dict(rope)}")
+            raise ValueError(
+                f"rope_parameters: expected rope_type 'default' over the whole head, got {dict(rope)}"
+            )
 
     def entry(self, layer: int) -> nn.Module:
         return self.model.layers[layer].self_attn.q_proj
@@ -165,7 +149,8 @@ class _Llama(_Layers):
         module, output = self.model.layers[layer].self_attn, self.exit(layer)
         query, query_bias = _heads_of(module.q_proj, self.heads)
         (key, key_bias), (value, value_bias) = (
-            _heads_of(linear, self.config.num_key_value_heads) for linear in (module.k_proj, module.v_proj)
+            _heads_of(linear, self.config.num_key_value_heads)
+            for linear in (module.k_proj, module.v_proj)
         )
         return Attention(query, key, value, query_bias, key_bias, value_bias, output=output.weight.detach(),
                          output_bias=_bias_of(output), causal=True, scale=query.shape[1] ** -0.5,

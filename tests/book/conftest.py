@@ -117,7 +117,9 @@ class TinyBook:
         """Build as `make book` does; return the exit code and everything that was printed."""
         program = Path(sys.executable).with_name("jupyter-book")
         command = [str(program), "build", "-W", "-n", "--keep-going", str(self.folder)]
-        done = subprocess.run(command, capture_output=True, text=True, env=self.environment(), timeout=120)
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=self.environment(), timeout=120
+        )
         return done.returncode, done.stdout + done.stderr
 
     def environment(self) -> dict[str, str]:

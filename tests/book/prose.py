@@ -70,11 +70,17 @@ def prose(text: str) -> str:
             while end < len(lines) and not close.match(lines[end]):
                 end += 1
             cell = lines[position + 1 : end]
-            out += ["", *descriptions(cell), ""] if "code-cell" in fence["info"] else [""] * (end - position + 1)
+            out += (
+                ["", *descriptions(cell), ""]
+                if "code-cell" in fence["info"]
+                else [""] * (end - position + 1)
+            )
             position = end + 1
             continue
         option = re.match(r"^\s*:[\w-]+:", lines[position])
-        words = re.sub(r"^\{[^}]*\}", "", fence["info"].strip()) if fence else lines[position]  # a directive's title
+        words = (
+            re.sub(r"^\{[^}]*\}", "", fence["info"].strip()) if fence else lines[position]
+        )  # a directive's title
         out.append("" if option else words)
         position += 1
     joined = "\n".join(out)
@@ -86,4 +92,7 @@ def prose(text: str) -> str:
 def typed_numbers(text: str) -> list[tuple[int, str]]:
     """Return the line and the words of every number that looks measured and stands as typed."""
     read = prose(text)
-    return [(read.count("\n", 0, m.start()) + 1, " ".join(m[0].split())) for m in MEASURED.finditer(read)]
+    return [
+        (read.count("\n", 0, m.start()) + 1, " ".join(m[0].split()))
+        for m in MEASURED.finditer(read)
+    ]

@@ -17,7 +17,9 @@ PLANTED = {
     ),
     "a claim against its evidence": (
         "notebooks/two.md",
-        CELL.format("from tinypkg.claims import claim\nclaim('x', 'y', source='book', status='proved', ratio=2.0)"),
+        CELL.format(
+            "from tinypkg.claims import claim\nclaim('x', 'y', source='book', status='proved', ratio=2.0)"
+        ),
         "contradicts",
     ),
     "a warning of Python": (
@@ -27,7 +29,9 @@ PLANTED = {
     ),
     "an unknown kind of output": (
         "notebooks/two.md",
-        CELL.format("from IPython.display import display\ndisplay({'application/x-odd': 'text'}, raw=True)"),
+        CELL.format(
+            "from IPython.display import display\ndisplay({'application/x-odd': 'text'}, raw=True)"
+        ),
         "unknown output mime type",
     ),
     "a broken reference": ("book/index.md", "\nSee {prf:ref}`thm-missing`.\n", "thm-missing"),
@@ -121,13 +125,19 @@ def test_a_notebook_with_outputs_is_offered(book):
     outputs = [o for c in notebook.cells if c.cell_type == "code" for o in c.outputs]
     assert any("value" in o.get("text", "") for o in outputs)
     prose = "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
-    assert "**Theorem 1 (Growth).**" in prose and "\\mathbb{R}" in prose and "Castin et al. (2024)" in prose
+    assert (
+        "**Theorem 1 (Growth).**" in prose
+        and "\\mathbb{R}" in prose
+        and "Castin et al. (2024)" in prose
+    )
     assert "<details><summary><b>Proof</b></summary>" in prose and "\\tag{1}" in prose
     assert "{" + "prf" not in prose and ":label:" not in prose
 
 
 def test_references_between_pages_become_links_to_notebooks(book):
-    notebook = json.loads((book.html / "_sources" / "notebooks" / "two.ipynb").read_text(encoding="utf8"))
+    notebook = json.loads(
+        (book.html / "_sources" / "notebooks" / "two.ipynb").read_text(encoding="utf8")
+    )
     prose = "".join(notebook["cells"][0]["source"])
     assert "[Theorem 1](one.ipynb#thm-growth)" in prose and "(1)" in prose
 
@@ -135,7 +145,9 @@ def test_references_between_pages_become_links_to_notebooks(book):
 def test_a_page_loads_nothing_from_outside(book):
     for path in book.html.rglob("*.html"):
         html = path.read_text(encoding="utf8")
-        tags = re.findall(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=[\"'](?:https?:)?//[^>]*>", html)
+        tags = re.findall(
+            r"<(?:script|link|img|iframe)[^>]*(?:src|href)=[\"'](?:https?:)?//[^>]*>", html
+        )
         assert tags == [], path.name
     assert (book.html / "_static" / "mathjax" / "tex-chtml-full.js").exists()
 

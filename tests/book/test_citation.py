@@ -20,7 +20,15 @@ def entry(text: str, key: str) -> dict[str, str]:
 
 
 def test_the_citation_file_is_complete():
-    assert set(CITATION) >= {"cff-version", "message", "title", "authors", "version", "license", "repository-code"}
+    assert set(CITATION) >= {
+        "cff-version",
+        "message",
+        "title",
+        "authors",
+        "version",
+        "license",
+        "repository-code",
+    }
     assert CITATION["version"] == PROJECT["version"] and CITATION["license"] == PROJECT["license"]
     assert [a["name"] for a in CITATION["authors"]] == [a["name"] for a in PROJECT["authors"]]
 
@@ -29,14 +37,21 @@ def test_the_citation_file_is_complete():
 def test_the_paper_is_cited_alike(name):
     fields = entry((ROOT / name).read_text(encoding="utf8"), "castin2024")
     authors = " and ".join(f"{a['family-names']}, {a['given-names']}" for a in PAPER["authors"])
-    assert (fields["author"], fields["title"], fields["year"]) == (authors, PAPER["title"], str(PAPER["year"]))
+    assert (fields["author"], fields["title"], fields["year"]) == (
+        authors,
+        PAPER["title"],
+        str(PAPER["year"]),
+    )
     assert fields["booktitle"] == PAPER["collection-title"]
 
 
 def test_the_book_is_cited_alike():
     fields = entry((ROOT / "README.md").read_text(encoding="utf8"), "lipcore")
     assert (fields["title"], fields["version"]) == (CITATION["title"], CITATION["version"])
-    assert fields["author"] == CITATION["authors"][0]["name"] and fields["url"] == CITATION["repository-code"]
+    assert (
+        fields["author"] == CITATION["authors"][0]["name"]
+        and fields["url"] == CITATION["repository-code"]
+    )
 
 
 def test_a_release_is_checked_against_the_version_and_carries_all():
@@ -45,7 +60,16 @@ def test_a_release_is_checked_against_the_version_and_carries_all():
     runs = [step.get("run", "") for step in steps]
     assert "version" in next(r for r in runs if "GITHUB_REF_NAME" in r), "first of all"
     made = [r for r in runs if r.startswith("make ")]
-    assert made == ["make env", "make test", "make book", "make editions", "make check", "make wheel"]
+    assert made == [
+        "make env",
+        "make test",
+        "make book",
+        "make editions",
+        "make check",
+        "make wheel",
+    ]
     attached = next(r for r in runs if "gh release create" in r)
-    assert all(kind in attached for kind in (".pdf", ".zip", ".whl")) and runs.index(attached) > runs.index(made[-1])
+    assert all(kind in attached for kind in (".pdf", ".zip", ".whl")) and runs.index(
+        attached
+    ) > runs.index(made[-1])
     assert any("BOOK_BUILT_AFTER" in r for r in runs)

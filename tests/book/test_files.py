@@ -15,8 +15,12 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))["project"]
-LOCK_LINES = [x for x in (ROOT / "requirements.lock").read_text().splitlines() if x and not x.startswith("#")]
-LOCK = {canonicalize_name(name): version for name, _, version in (x.partition("==") for x in LOCK_LINES)}
+LOCK_LINES = [
+    x for x in (ROOT / "requirements.lock").read_text().splitlines() if x and not x.startswith("#")
+]
+LOCK = {
+    canonicalize_name(name): version for name, _, version in (x.partition("==") for x in LOCK_LINES)
+}
 
 
 def ranges() -> list[Requirement]:
@@ -48,7 +52,9 @@ def test_conda_installs_the_lock_on_the_same_python():
     dependencies = yml("environment.yml")["dependencies"]
     pip = next(d["pip"] for d in dependencies if isinstance(d, dict))
     assert "-r requirements.lock" in pip and "-e ." in pip
-    python = next(d.split("=")[1] for d in dependencies if isinstance(d, str) and d.startswith("python="))
+    python = next(
+        d.split("=")[1] for d in dependencies if isinstance(d, str) and d.startswith("python=")
+    )
     assert SpecifierSet(PROJECT["requires-python"]).contains(python)
     exact = [d for d in dependencies if isinstance(d, str) and "==" in d]
     assert exact == [], "versions stand in the lock, in one place"
@@ -62,7 +68,11 @@ def test_jupyter_book_stays_below_two():
 
 def test_the_version_is_the_same_everywhere():
     init = ast.parse((ROOT / "lipcore" / "__init__.py").read_text(encoding="utf8"))
-    versions = [n.value.value for n in init.body if isinstance(n, ast.Assign) and n.targets[0].id == "__version__"]
+    versions = [
+        n.value.value
+        for n in init.body
+        if isinstance(n, ast.Assign) and n.targets[0].id == "__version__"
+    ]
     assert versions == [PROJECT["version"]] == [yml("CITATION.cff")["version"]]
     assert f"## {PROJECT['version']}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf8")
 
@@ -84,12 +94,16 @@ def test_every_page_is_in_the_contents_once():
 def test_a_chapter_is_a_myst_notebook_with_short_cells(page):
     text = (ROOT / f"{page}.md").read_text(encoding="utf8")
     head = yaml.safe_load(text.split("---")[1])
-    assert head["jupytext"]["text_representation"]["format_name"] == "myst", "so that Jupyter opens it as a notebook"
+    assert head["jupytext"]["text_representation"]["format_name"] == "myst", (
+        "so that Jupyter opens it as a notebook"
+    )
     assert head["kernelspec"]["name"] == "python3"
     title = next(line for line in text.split("---", 2)[2].splitlines() if line.startswith("# "))
     assert "$" not in title, "a title is also the window's: write √n, not TeX"
     cells = re.findall(r"^```\{code-cell\}[^\n]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    code = [re.sub(r"\A(---\n.*?\n---\n|(:[\w-]+:[^\n]*\n)+)", "", c, flags=re.DOTALL) for c in cells]
+    code = [
+        re.sub(r"\A(---\n.*?\n---\n|(:[\w-]+:[^\n]*\n)+)", "", c, flags=re.DOTALL) for c in cells
+    ]
     assert code, "a chapter executes something"
     long = [c.split("\n")[0] for c in code if len(c.strip().split("\n")) > 30]
     assert long == [], "cells start so and are longer than 30 lines"
@@ -101,12 +115,23 @@ def test_a_chapter_asks_says_what_it_needs_sums_up_and_sets_exercises(page):
     text = (ROOT / f"{page}.md").read_text(encoding="utf8")
     if not re.search(r"^[`:]{3,}\{exercise", text, re.MULTILINE) and not re.search(r"/\d\d_", page):
         pytest.skip("no chapter")
-    opening = re.split(r"^```\{code-cell\}|^## ", text.split("\n# ", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+    opening = re.split(
+        r"^```\{code-cell\}|^## ", text.split("\n# ", 1)[1], maxsplit=1, flags=re.MULTILINE
+    )[0]
     assert "?" in opening, "it opens with its question"
-    assert re.search(r"^\*\*Needs:\*\* .*\S", opening, re.MULTILINE), "it says, with links, what it needs"
-    assert page.endswith("01_attention_as_a_map") or "{doc}`" in re.search(r"^\*\*Needs:.*", opening, re.MULTILINE)[0]
-    assert re.search(r"^(## |[`:]{3,}\{admonition\} )What to remember$", text, re.MULTILINE), "it sums up"
-    exercises = set(re.findall(r"^[`:]{3,}\{exercise(?:-start)?\}.*\n:label: (\S+)", text, re.MULTILINE))
+    assert re.search(r"^\*\*Needs:\*\* .*\S", opening, re.MULTILINE), (
+        "it says, with links, what it needs"
+    )
+    assert (
+        page.endswith("01_attention_as_a_map")
+        or "{doc}`" in re.search(r"^\*\*Needs:.*", opening, re.MULTILINE)[0]
+    )
+    assert re.search(r"^(## |[`:]{3,}\{admonition\} )What to remember$", text, re.MULTILINE), (
+        "it sums up"
+    )
+    exercises = set(
+        re.findall(r"^[`:]{3,}\{exercise(?:-start)?\}.*\n:label: (\S+)", text, re.MULTILINE)
+    )
     solutions = set(re.findall(r"^[`:]{3,}\{solution(?:-start)?\} (\S+)", text, re.MULTILINE))
     assert len(exercises) >= 3, "at least three exercises"
     assert exercises <= solutions, "each with its solution"
@@ -119,7 +144,9 @@ def test_every_figure_has_a_caption_and_a_description(page):
     figures = [yaml.safe_load(h)["mystnb"] for h in heads if "mystnb" in yaml.safe_load(h)]
     for each in figures:
         if "figure" in each:
-            assert len(each["figure"]["caption"]) > 20 and len(each["image"]["alt"]) > 20, each["figure"]["name"]
+            assert len(each["figure"]["caption"]) > 20 and len(each["image"]["alt"]) > 20, each[
+                "figure"
+            ]["name"]
 
 
 def test_titles_in_the_bibliography_are_text():
@@ -130,7 +157,11 @@ def test_titles_in_the_bibliography_are_text():
 def test_the_reference_has_every_public_module():
     page = (ROOT / "book" / "api.md").read_text(encoding="utf8")
     documented = set(re.findall(r"automodule:: lipcore\.(\w+)", page))
-    public = {p.stem for p in (ROOT / "lipcore").iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()}
+    public = {
+        p.stem
+        for p in (ROOT / "lipcore").iterdir()
+        if p.suffix == ".py" or (p / "__init__.py").exists()
+    }
     assert documented == {name for name in public if not name.startswith("_")}
 
 
@@ -142,7 +173,9 @@ def test_the_repository_is_named_alike_everywhere():
 def test_the_extension_stands_alone():
     """It imports no part of the package: a broken package still gets a readable build log."""
     for path in (ROOT / "book" / "_ext" / "book_build").glob("*.py"):
-        assert not re.search(r"^\s*(import|from) lipcore", path.read_text(encoding="utf8"), re.MULTILINE)
+        assert not re.search(
+            r"^\s*(import|from) lipcore", path.read_text(encoding="utf8"), re.MULTILINE
+        )
 
 
 def test_the_claims_mime_type_is_the_same_in_package_and_extension():
@@ -152,8 +185,12 @@ def test_the_claims_mime_type_is_the_same_in_package_and_extension():
 
 
 def test_make_help_lists_the_targets():
-    text = subprocess.run(["make", "-C", str(ROOT), "help"], capture_output=True, text=True, check=True).stdout
-    assert {"make env", "make book", "make test", "make check", "make clean"} <= set(re.findall(r"make \w+", text))
+    text = subprocess.run(
+        ["make", "-C", str(ROOT), "help"], capture_output=True, text=True, check=True
+    ).stdout
+    assert {"make env", "make book", "make test", "make check", "make clean"} <= set(
+        re.findall(r"make \w+", text)
+    )
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs bash")

@@ -8,13 +8,19 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "book" / "_ext"))
 from book_build.plain import Converter
 
-MACROS = {"R": r"\mathbb{R}", "norm": [r"\lVert #1 \rVert", 1], "inner": [r"\langle #1, #2 \rangle", 2]}
+MACROS = {
+    "R": r"\mathbb{R}",
+    "norm": [r"\lVert #1 \rVert", 1],
+    "inner": [r"\langle #1, #2 \rangle", 2],
+}
 NUMBERS = {"thm": "1.2", "eq-a": "7"}
 
 
 @pytest.fixture
 def convert():
-    converter = Converter(lambda role, target: f"<{role} {target}>", lambda label: NUMBERS.get(label, ""), MACROS)
+    converter = Converter(
+        lambda role, target: f"<{role} {target}>", lambda label: NUMBERS.get(label, ""), MACROS
+    )
     return converter.convert
 
 
@@ -35,7 +41,10 @@ def convert():
         ("![a](b.png)", "![a](b.png)"),
         ("(here)=\n# Title", '<a id="here"></a>\n\n# Title'),
         ("a\n% comment\nb", "a\nb"),
-        ("```{live} tokens\n```", "*(Here the published book has a picture that can be moved with the mouse.)*"),
+        (
+            "```{live} tokens\n```",
+            "*(Here the published book has a picture that can be moved with the mouse.)*",
+        ),
         ("```python\n{x}`y`\n```", "```python\n{x}`y`\n```"),
         ("```{math}\n:label: eq-a\nx\n```", "$$\nx \\tag{7}\n$$"),
         ("```{math}\na \\\\\nb\n```", "$$\n\\begin{aligned}\na \\\\\nb\n\\end{aligned}\n$$"),
@@ -52,7 +61,10 @@ def convert():
             "<details><summary><b>Solution</b></summary>\n\nwords\n\n</details>",
         ),
         ("```{figure} a.svg\n---\nalt: A curve\n---\nWords.\n```", "![A curve](a.svg)\n\n*Words.*"),
-        ("```{bibliography}\n```", "*(This part is generated: see the page in the published book.)*"),
+        (
+            "```{bibliography}\n```",
+            "*(This part is generated: see the page in the published book.)*",
+        ),
     ],
 )
 def test_a_construct(convert, source, plain):

@@ -83,7 +83,11 @@ def key(path: Path) -> str:
 @pytest.mark.parametrize("path", PAGES, ids=key)
 def test_no_number_in_prose_is_typed(path):
     allowed = EVERYWHERE | ALLOWED.get(key(path), {})
-    found = [(line, words) for line, words in typed_numbers(path.read_text(encoding="utf8")) if words not in allowed]
+    found = [
+        (line, words)
+        for line, words in typed_numbers(path.read_text(encoding="utf8"))
+        if words not in allowed
+    ]
     assert found == [], "glue it, or set it as mathematics if it is chosen"
 
 

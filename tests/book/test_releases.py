@@ -15,7 +15,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "book" / "_ext"))
 from book_build import downloads, pages, releases
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = '<html><body><header>x</header><main id="m"><article><h1>{}</h1></article></main></body></html>'
+PAGE = (
+    '<html><body><header>x</header><main id="m"><article><h1>{}</h1></article></main></body></html>'
+)
 
 
 def site(folder: Path, words: str, pages=("book/a", "notebooks/b")) -> Path:
@@ -43,14 +45,21 @@ def published(tmp_path) -> Path:
 def links(folder: Path, page: str) -> list[str]:
     """Where the links of the version line lead, from the top of the folder."""
     text = releases.MARKED.search((folder / page).read_text(encoding="utf8"))[0]
-    found = [urlparse(urljoin(f"http://h/{page}", a)).path.lstrip("/") for a in re.findall(r'href="([^"]+)"', text)]
+    found = [
+        urlparse(urljoin(f"http://h/{page}", a)).path.lstrip("/")
+        for a in re.findall(r'href="([^"]+)"', text)
+    ]
     assert all((folder / f).exists() for f in found), found
     return found
 
 
 def test_each_version_is_where_it_belongs(published):
     assert releases.releases(published) == ["v0.10.0", "v0.9.0"], "ten comes after nine"
-    for page, words in [("book/a.html", "three"), ("v0.9.0/book/a.html", "one"), ("v0.10.0/book/a.html", "two")]:
+    for page, words in [
+        ("book/a.html", "three"),
+        ("v0.9.0/book/a.html", "one"),
+        ("v0.10.0/book/a.html", "two"),
+    ]:
         assert f"<h1>{words}</h1>" in (published / page).read_text(encoding="utf8")
     assert (published / ".git").exists() and (published / ".nojekyll").exists()
     assert not (published / "gone.html").exists()
@@ -59,7 +68,9 @@ def test_each_version_is_where_it_belongs(published):
 def test_every_page_leads_to_the_newest_release(published):
     assert links(published, "book/a.html") == ["v0.10.0/book/a.html", "versions.html"]
     assert links(published, "v0.9.0/book/a.html") == ["v0.10.0/book/a.html", "versions.html"]
-    assert links(published, "v0.9.0/notebooks/b.html") == ["v0.10.0/index.html", "versions.html"], "the page is gone"
+    assert links(published, "v0.9.0/notebooks/b.html") == ["v0.10.0/index.html", "versions.html"], (
+        "the page is gone"
+    )
     assert links(published, "v0.10.0/book/a.html") == ["versions.html"]
     line = releases.MARKED.search((published / "v0.9.0/book/a.html").read_text(encoding="utf8"))[0]
     assert "Version v0.9.0" in line and "newest release: v0.10.0" in line
@@ -67,10 +78,13 @@ def test_every_page_leads_to_the_newest_release(published):
 
 def test_stable_leads_to_the_newest_release(published):
     for page in ("book/a.html", "index.html"):
-        target = re.search(r'rel="canonical" href="([^"]+)"', (published / "stable" / page).read_text(encoding="utf8"))[
-            1
-        ]
-        assert ((published / "stable" / page).parent / target).resolve() == (published / "v0.10.0" / page).resolve()
+        target = re.search(
+            r'rel="canonical" href="([^"]+)"',
+            (published / "stable" / page).read_text(encoding="utf8"),
+        )[1]
+        assert ((published / "stable" / page).parent / target).resolve() == (
+            published / "v0.10.0" / page
+        ).resolve()
     assert not (published / "stable" / "notebooks" / "b.html").exists()
 
 
@@ -119,25 +133,42 @@ def test_an_empty_site_is_refused(tmp_path):
         releases.put(tmp_path / "none", tmp_path / "pages")
 
 
-@pytest.mark.skipif(shutil.which("git") is None or sys.platform == "win32", reason="needs git and bash")
+@pytest.mark.skipif(
+    shutil.which("git") is None or sys.platform == "win32", reason="needs git and bash"
+)
 def test_publishing_keeps_the_releases_and_no_history(tmp_path):
     remote = tmp_path / "remote.git"
     subprocess.run(["git", "init", "-q", "--bare", str(remote)], check=True)
 
     def publish(words: str, *release: str) -> None:
-        command = [str(ROOT / ".ci" / "publish"), str(site(tmp_path / words, words)), str(remote), *release]
-        subprocess.run(command, check=True, capture_output=True, env={**os.environ, "PYTHON": sys.executable})
+        command = [
+            str(ROOT / ".ci" / "publish"),
+            str(site(tmp_path / words, words)),
+            str(remote),
+            *release,
+        ]
+        subprocess.run(
+            command, check=True, capture_output=True, env={**os.environ, "PYTHON": sys.executable}
+        )
 
     publish("one", "v1.0.0")
     publish("two")
     publish("three", "v1.1.0")
     publish("four")
     clone = tmp_path / "clone"
-    subprocess.run(["git", "clone", "-q", "--branch", "gh-pages", str(remote), str(clone)], check=True)
-    for page, words in [("book/a.html", "four"), ("v1.0.0/book/a.html", "one"), ("v1.1.0/book/a.html", "three")]:
+    subprocess.run(
+        ["git", "clone", "-q", "--branch", "gh-pages", str(remote), str(clone)], check=True
+    )
+    for page, words in [
+        ("book/a.html", "four"),
+        ("v1.0.0/book/a.html", "one"),
+        ("v1.1.0/book/a.html", "three"),
+    ]:
         assert f"<h1>{words}</h1>" in (clone / page).read_text(encoding="utf8")
     assert links(clone, "v1.0.0/book/a.html")[0] == "v1.1.0/book/a.html"
-    log = subprocess.run(["git", "-C", str(clone), "log", "--oneline"], check=True, capture_output=True, text=True)
+    log = subprocess.run(
+        ["git", "-C", str(clone), "log", "--oneline"], check=True, capture_output=True, text=True
+    )
     assert len(log.stdout.splitlines()) == 1
 
 
@@ -149,6 +180,11 @@ def test_the_buttons_of_a_release_open_its_own_files(monkeypatch, tag, folder, a
     config = SimpleNamespace(html_theme_options=options, html_title="T")
     downloads.name_release(None, config)
     assert options["repository_branch"] == (tag or "main")
-    assert pages.colab_url(address, "notebooks/a").endswith(f"/o/n/blob/gh-pages/{folder}_sources/notebooks/a.ipynb")
+    assert pages.colab_url(address, "notebooks/a").endswith(
+        f"/o/n/blob/gh-pages/{folder}_sources/notebooks/a.ipynb"
+    )
     note, install = downloads.opening_cells(SimpleNamespace(config=config), "notebooks/a")
-    assert f'git+{address}{at}"' in install.source and f"/blob/{tag or 'main'}/notebooks/a.md" in note.source
+    assert (
+        f'git+{address}{at}"' in install.source
+        and f"/blob/{tag or 'main'}/notebooks/a.md" in note.source
+    )

@@ -9,7 +9,9 @@ from pathlib import Path
 import pypdf
 from pypdf.generic import ArrayObject, IndirectObject
 
-RAW = re.compile(r"\?\?|Math input error|Math Processing Error|\{(?:prf:|glue:|cite:|numref|eq)\w*\}`")
+RAW = re.compile(
+    r"\?\?|Math input error|Math Processing Error|\{(?:prf:|glue:|cite:|numref|eq)\w*\}`"
+)
 LEAST = 20  # characters on a page that has something on it
 A4 = (595, 842)
 
@@ -20,7 +22,9 @@ class Book:
     def __init__(self, path: Path):
         self.path = path
         self.reader = pypdf.PdfReader(path)
-        self.texts = [unicodedata.normalize("NFKC", page.extract_text()) for page in self.reader.pages]
+        self.texts = [
+            unicodedata.normalize("NFKC", page.extract_text()) for page in self.reader.pages
+        ]
         self.outline = list(self._walk(self.reader.outline, 0))
 
     def _walk(self, items, depth):
@@ -28,7 +32,11 @@ class Book:
             if isinstance(item, list):
                 yield from self._walk(item, depth + 1)
             else:
-                yield depth, " ".join(str(item.title).split()), self.reader.get_destination_page_number(item) + 1
+                yield (
+                    depth,
+                    " ".join(str(item.title).split()),
+                    self.reader.get_destination_page_number(item) + 1,
+                )
 
 
 def check_fonts(book: Book) -> list[str]:
@@ -38,7 +46,12 @@ def check_fonts(book: Book) -> list[str]:
         for font in _fonts(page.get("/Resources"), 0):
             inside = [font, *(f.get_object() for f in font.get("/DescendantFonts", []))]
             drawn = font.get("/Subtype") == "/Type3"
-            files = [f for one in inside for f in one.get("/FontDescriptor", {}) if f.startswith("/FontFile")]
+            files = [
+                f
+                for one in inside
+                for f in one.get("/FontDescriptor", {})
+                if f.startswith("/FontFile")
+            ]
             if not drawn and not files:
                 missing.add(str(font.get("/BaseFont")))
     return [f"font {name} is not embedded" for name in sorted(missing)]
@@ -76,7 +89,11 @@ def check_links(book: Book) -> list[str]:
     inside, outside = links(book)
     named = book.reader.named_destinations
     pages = {page.indirect_reference.idnum for page in book.reader.pages}
-    faults = [f"leads to a file: {address}" for address in outside if not re.match(r"https?://|mailto:", address)]
+    faults = [
+        f"leads to a file: {address}"
+        for address in outside
+        if not re.match(r"https?://|mailto:", address)
+    ]
     for target in inside:
         if isinstance(target, IndirectObject):
             target = target.get_object()

@@ -29,7 +29,9 @@ def own_cells(notebook) -> list:
 
 @pytest.fixture(scope="module")
 def records() -> Records:
-    return Records(ROOT, digest(ROOT, SETTINGS["book_cache_inputs"], SETTINGS["book_cache_libraries"]))
+    return Records(
+        ROOT, digest(ROOT, SETTINGS["book_cache_inputs"], SETTINGS["book_cache_libraries"])
+    )
 
 
 @pytest.mark.parametrize("docname", notebooks())
@@ -46,15 +48,24 @@ def test_a_notebook_runs_outside_the_repository(tmp_path):
     """As after a download: only the package is there, and the first cell finds it."""
     notebook = downloaded(QUICK)
     before = [[o.get("text") for o in c.outputs] for c in own_cells(notebook)]
-    NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
+    NotebookClient(
+        notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
+    ).execute()
     assert [[o.get("text") for o in c.outputs] for c in own_cells(notebook)] == before
 
 
 def test_a_notebook_installs_the_package_where_it_is_missing(tmp_path):
     """The first cell of code, run where nothing is installed, calls pip with the repository's address."""
     first = next(c for c in code(downloaded(QUICK)) if "book-install" in c.metadata.get("tags", []))
-    body = re.sub(r"^(\s*)%pip (.*)$", r"\1print('PIP', '''\2''')", first.source, flags=re.MULTILINE)
+    body = re.sub(
+        r"^(\s*)%pip (.*)$", r"\1print('PIP', '''\2''')", first.source, flags=re.MULTILINE
+    )
     command = [sys.executable, "-I", "-S", "-c", body]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=dict(os.environ))
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, env=dict(os.environ)
+    )
     assert done.returncode == 0, done.stderr
-    assert re.search(r'PIP install --quiet "lipcore\[book\] @ git\+https://github.com/[\w-]+/[\w-]+"', done.stdout)
+    assert re.search(
+        r'PIP install --quiet "lipcore\[book\] @ git\+https://github.com/[\w-]+/[\w-]+"',
+        done.stdout,
+    )

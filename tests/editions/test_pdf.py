@@ -30,7 +30,10 @@ def articles() -> dict[str, str]:
     toc = yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf8"))
     names = [toc["root"], *(c["file"] for part in toc["parts"] for c in part["chapters"])]
     pages = {name: (HTML / f"{name}.html").read_text(encoding="utf8") for name in names}
-    return {name: page[page.index("<article") : page.index("</article>")] for name, page in pages.items()}
+    return {
+        name: page[page.index("<article") : page.index("</article>")]
+        for name, page in pages.items()
+    }
 
 
 def words(text: str) -> str:
@@ -46,7 +49,10 @@ def test_it_is_not_too_large(book):
 
 
 def test_the_outline_has_every_chapter_in_order(book):
-    titles = [words(re.search(r"<h1>(.*?)<a class=\"headerlink\"", page, re.DOTALL)[1]) for page in articles().values()]
+    titles = [
+        words(re.search(r"<h1>(.*?)<a class=\"headerlink\"", page, re.DOTALL)[1])
+        for page in articles().values()
+    ]
     outline = [words(title) for _, title, _ in book.outline]
     found = [outline.index(title) for title in titles if title in outline]
     assert len(found) == len(titles), [t for t in titles if t not in outline]
@@ -58,7 +64,9 @@ def test_the_outline_has_every_chapter_in_order(book):
 def test_the_outline_has_every_part(book):
     toc = yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf8"))
     parts = [title for depth, title, _ in book.outline if depth == 0]
-    assert [part["caption"] for part in toc["parts"]] == [p for p in parts if p != "Contents"][-len(toc["parts"]) :]
+    assert [part["caption"] for part in toc["parts"]] == [p for p in parts if p != "Contents"][
+        -len(toc["parts"]) :
+    ]
 
 
 def test_the_contents_name_the_pages_of_the_outline(book):
@@ -82,7 +90,9 @@ def test_every_theorem_figure_and_exercise_is_there(book):
 def test_every_picture_is_there(book):
     """As many pictures are printed as the pages show, and none is missing from the folder."""
     source = (HTML.parent / "print" / "book.html").read_text(encoding="utf8")
-    assert source.count("_images/") == sum(len(re.findall(r'src="[^"]*_images/', page)) for page in articles().values())
+    assert source.count("_images/") == sum(
+        len(re.findall(r'src="[^"]*_images/', page)) for page in articles().values()
+    )
 
 
 def test_fonts_links_and_pages(book):
@@ -93,12 +103,17 @@ def test_fonts_links_and_pages(book):
 
 
 def test_nothing_is_left_unresolved(book):
-    assert [(number, left) for number, text in enumerate(book.texts, 1) if (left := leftovers(text))] == []
+    assert [
+        (number, left) for number, text in enumerate(book.texts, 1) if (left := leftovers(text))
+    ] == []
 
 
 def test_title_and_author(book):
     config = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf8"))
-    assert (book.reader.metadata.title, book.reader.metadata.author) == (config["title"], config["author"])
+    assert (book.reader.metadata.title, book.reader.metadata.author) == (
+        config["title"],
+        config["author"],
+    )
 
 
 # The checks find what is planted.
@@ -111,7 +126,9 @@ def make(browser, tmp_path):
     def to_pdf(body: str, **options) -> Book:
         page = browser.new_page()
         page.set_content(PAGE % body)
-        page.pdf(path=tmp_path / "t.pdf", **{"outline": True, "tagged": True, "format": "A4", **options})
+        page.pdf(
+            path=tmp_path / "t.pdf", **{"outline": True, "tagged": True, "format": "A4", **options}
+        )
         page.close()
         return Book(tmp_path / "t.pdf")
 
@@ -129,7 +146,11 @@ def test_planted_faults_are_found(make):
 
 
 def test_what_is_left_is_found():
-    assert leftovers("Theorem ??") and leftovers("see {prf:ref}`thm`") and leftovers("Math input error")
+    assert (
+        leftovers("Theorem ??")
+        and leftovers("see {prf:ref}`thm`")
+        and leftovers("Math input error")
+    )
     assert not leftovers("Theorem 5.1, is it? Yes: x = 3.")
 
 
@@ -145,7 +166,9 @@ def test_a_font_outside_the_file_is_found(make):
 
 
 def test_packing_changes_nothing_but_the_size(make, tmp_path):
-    book = make("<h1>A</h1>" + "<p>some <b>words</b> <a href='#x'>here</a></p>" * 300 + "<h2 id=x>B √n</h2>")
+    book = make(
+        "<h1>A</h1>" + "<p>some <b>words</b> <a href='#x'>here</a></p>" * 300 + "<h2 id=x>B √n</h2>"
+    )
     (tmp_path / "p.pdf").write_bytes(pack(book.path.read_bytes(), {"Author": "Valérie √"}))
     packed = Book(tmp_path / "p.pdf")
     assert packed.path.stat().st_size < book.path.stat().st_size / 2
@@ -171,11 +194,17 @@ def test_what_cannot_be_packed_is_refused(make):
     ("body", "fault"),
     [
         ('<img src="gone.png">', "gone.png"),
-        ("<mjx-merror title='Undefined control sequence'>x</mjx-merror>", "Undefined control sequence"),
+        (
+            "<mjx-merror title='Undefined control sequence'>x</mjx-merror>",
+            "Undefined control sequence",
+        ),
         (r"<p>so \norm{x} is</p>", "left as it was: so"),
         ("<p>see Theorem ??</p>", "left as it was: see"),
         ("<p>see {prf:ref}`thm`</p>", "left as it was: see"),
-        ('<table style="width: 3000px; table-layout: fixed"><tr><td>wide</td></tr></table>', "wide"),
+        (
+            '<table style="width: 3000px; table-layout: fixed"><tr><td>wide</td></tr></table>',
+            "wide",
+        ),
     ],
 )
 def test_a_book_with_a_fault_is_not_printed(browser, tmp_path, body, fault):

@@ -26,7 +26,9 @@ def folder(archive, tmp_path_factory) -> Path:
     with zipfile.ZipFile(archive) as files:
         assert files.testzip() is None
         files.extractall(where)
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))["project"]["version"]
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))["project"][
+        "version"
+    ]
     assert [p.name for p in where.iterdir()] == [f"{editions.NAME}-{version}"], "one folder"
     return next(where.iterdir())
 
@@ -50,7 +52,11 @@ def test_it_is_of_the_pages_that_are_there(archive):
 
 def test_it_holds_every_page_and_the_pdf(folder):
     def pages(where: Path) -> set[str]:
-        return {str(p.relative_to(where)) for p in where.rglob("*") if p.suffix in (".html", ".svg", ".png", ".ipynb")}
+        return {
+            str(p.relative_to(where))
+            for p in where.rglob("*")
+            if p.suffix in (".html", ".svg", ".png", ".ipynb")
+        }
 
     assert pages(folder) == pages(HTML)
     assert (folder / editions.FILES["pdf"]).exists()
@@ -92,11 +98,15 @@ def test_the_search_works_from_the_folder(folder, browser):
         page.wait_for_selector("#search-results li a")
     # A browser lets no script fetch other files of a folder: the results come without their excerpts.
     excerpts = ("fetch", "Failed to load resource", "request failed: file:")
-    assert [fault for fault in watched.faults if not any(words in fault for words in excerpts)] == []
+    assert [
+        fault for fault in watched.faults if not any(words in fault for words in excerpts)
+    ] == []
 
 
 def test_a_page_that_needs_the_network_is_found(browser, tmp_path):
-    (tmp_path / "a.html").write_text('<title>a</title><img src="https://example.org/x.png" alt="x">', encoding="utf8")
+    (tmp_path / "a.html").write_text(
+        '<title>a</title><img src="https://example.org/x.png" alt="x">', encoding="utf8"
+    )
     with Offline(browser) as watched:
         watched.page.goto((tmp_path / "a.html").as_uri())
     assert any("not a file" in fault for fault in watched.faults)

@@ -20,7 +20,11 @@ def _weights(generator, *, heads=1, key_heads=None, d=4, k=3, p=3, biases=(), q=
     def draw(*shape):
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
-    kwargs = {"query": draw(heads, k, d), "key": draw(key_heads, k, d), "value": draw(key_heads, p, d)}
+    kwargs = {
+        "query": draw(heads, k, d),
+        "key": draw(key_heads, k, d),
+        "value": draw(key_heads, p, d),
+    }
     sizes = {"query": (heads, k), "key": (key_heads, k), "value": (key_heads, p), "output": (q,)}
     if q is not None:
         kwargs["output"] = draw(q, heads * p)
@@ -44,7 +48,11 @@ CASES = {
     "causal mask": ({}, {"mask": _BAND, "causal": True}, (6,)),
     "log-weights": ({}, {"log_weights": _log_weights(0.1, 0.2, 0.3, 0.05, 0.25, 0.1)}, (6,)),
     "massless token": ({}, {"log_weights": _log_weights(0.5, 0.0, 0.3, 0.2)}, (4,)),
-    "causal log-weights": ({}, {"log_weights": _log_weights(0.5, 0.1, 0.3, 0.1), "causal": True}, (4,)),
+    "causal log-weights": (
+        {},
+        {"log_weights": _log_weights(0.5, 0.1, 0.3, 0.1), "causal": True},
+        (4,),
+    ),
     "scale": ({}, {"scale": 0.25}, (5,)),
     "heads concatenated": ({"heads": 3}, {}, (5,)),
     "heads projected": ({"heads": 3, "q": 4}, {}, (5,)),
@@ -60,8 +68,16 @@ CASES = {
     ),
     "batch": ({"heads": 2, "q": 4, "biases": ("query",)}, {"causal": True}, (2, 3, 5)),
     "one token": ({"heads": 2, "biases": ("query", "key")}, {}, (1,)),
-    "narrow head": ({"d": 12, "k": 2, "p": 3, "q": 9, "biases": _ALL_BIASES}, {"causal": True}, (5,)),
-    "narrow heads, rotary": ({"d": 20, "heads": 2, "k": 4, "p": 2, "q": 3}, {"rotary": _ROTARY}, (2, 5)),
+    "narrow head": (
+        {"d": 12, "k": 2, "p": 3, "q": 9, "biases": _ALL_BIASES},
+        {"causal": True},
+        (5,),
+    ),
+    "narrow heads, rotary": (
+        {"d": 20, "heads": 2, "k": 4, "p": 2, "q": 3},
+        {"rotary": _ROTARY},
+        (2, 5),
+    ),
     "dimension one": ({"d": 1, "k": 1, "p": 1}, {}, (7,)),
 }
 

@@ -81,7 +81,9 @@ def test_worst_case_uses_copies_once_one_token_is_too_few():
 def test_worst_case_comes_within_a_small_factor_of_the_bound():
     size = {"radius": 1.0, "norm_a": 3.0, "norm_v": 1.0}
     X = worst_case_inputs(MATRICES["negative"], 500, 1.0)
-    assert local_lipschitz(_head(MATRICES["negative"]), X).value > 0.7 * bounds.unified_upper_sharp(n=500, **size)
+    assert local_lipschitz(_head(MATRICES["negative"]), X).value > 0.7 * bounds.unified_upper_sharp(
+        n=500, **size
+    )
 
 
 @pytest.mark.parametrize("d", [1, 2, 3, 7])
@@ -100,8 +102,12 @@ def test_closed_forms_of_two_distinct_tokens_are_exact(d):
     for n, copies in ((2, 1), (5, 1), (5, 2), (6, 4)):
         found = _two_token_norm(A, first, others, torch.tensor([copies]), n)[:, 0]
         assert torch.allclose(found, _sigma(_head(A), tokens(copies, n)), rtol=1e-12)
-    columns = _head(A, causal=True).jacobian(tokens(1, 7)).dense()[..., :d]  # what the first token does
-    assert torch.allclose(_first_block_norm(A, first, others, 7), torch.linalg.matrix_norm(columns, 2), rtol=1e-12)
+    columns = (
+        _head(A, causal=True).jacobian(tokens(1, 7)).dense()[..., :d]
+    )  # what the first token does
+    assert torch.allclose(
+        _first_block_norm(A, first, others, 7), torch.linalg.matrix_norm(columns, 2), rtol=1e-12
+    )
 
 
 def test_single_precision_in_single_precision_out():
@@ -176,7 +182,9 @@ def test_restarts_only_help_and_are_reproducible():
     f, X = _head(_draw(0, 2, 2)), torch.zeros(4, 2, dtype=torch.float64)
     once = ascend(f, X, 2.0, steps=20, progress=False)
     many = ascend(f, X, 2.0, steps=20, restarts=5, progress=False)
-    again = ascend(f, X, 2.0, steps=20, restarts=5, progress=False, generator=torch.Generator().manual_seed(0))
+    again = ascend(
+        f, X, 2.0, steps=20, restarts=5, progress=False, generator=torch.Generator().manual_seed(0)
+    )
     assert many.value > once.value and torch.equal(many.X, again.X)
     assert (many.history.diff(dim=0) >= 0).all() and many.history.shape == (21,)
 
@@ -285,12 +293,17 @@ def test_published_pair_is_an_eigenvector_of_the_head():
         signs.add(gamma < 0)
         real = torch.linalg.eigvals(A)
         real = real.real[real.imag.abs() < 1e-9]
-        assert max(-gamma, gamma / 8) == pytest.approx(max(-real.min().item(), real.max().item() / 8))
+        assert max(-gamma, gamma / 8) == pytest.approx(
+            max(-real.min().item(), real.max().item() / 8)
+        )
     assert signs == {True, False}
 
 
 def test_ascent_where_gradients_are_off(randn):
-    f, X = Attention.from_matrices(-torch.eye(2).double(), torch.eye(2).double()), randn(4, 2).clamp(-0.5, 0.5)
+    f, X = (
+        Attention.from_matrices(-torch.eye(2).double(), torch.eye(2).double()),
+        randn(4, 2).clamp(-0.5, 0.5),
+    )
     expected = ascend(f, X, 1.0, steps=5, progress=False).value
     with torch.no_grad():
         assert torch.equal(ascend(f, X, 1.0, steps=5, progress=False).value, expected)
@@ -303,4 +316,8 @@ def test_weights_that_ask_for_gradients():
 
 def test_a_crowd_too_large_for_its_scores_is_refused():
     with pytest.raises(ValueError, match="radius: expected scores within range"):
-        leader_and_crowd(Attention.from_matrices(-torch.eye(2).double(), torch.eye(2).double()), n=5, radius=1e200)
+        leader_and_crowd(
+            Attention.from_matrices(-torch.eye(2).double(), torch.eye(2).double()),
+            n=5,
+            radius=1e200,
+        )

@@ -11,7 +11,10 @@ from lipcore import Attention, attention_map
 
 def loop_attention(kwargs: dict, X: np.ndarray) -> np.ndarray:
     """f(X) for X (n, d), one number at a time, from the constructor's arguments (theory §0)."""
-    arrays = {name: value.numpy() if isinstance(value, torch.Tensor) else value for name, value in kwargs.items()}
+    arrays = {
+        name: value.numpy() if isinstance(value, torch.Tensor) else value
+        for name, value in kwargs.items()
+    }
     heads, n = arrays["query"].shape[0], len(X)
     concatenated = np.zeros((n, heads * arrays["value"].shape[1]))
     for h in range(heads):
@@ -30,7 +33,9 @@ def loop_weights(arrays: dict, X: np.ndarray, h: int, g: int, i: int) -> np.ndar
     n, scale = len(X), arrays.get("scale", 1 / math.sqrt(arrays["query"].shape[1]))
     masses = np.zeros(n)
     for j in range(n):
-        visible = not (arrays.get("causal") and j > i) and not ("mask" in arrays and not arrays["mask"][i, j])
+        visible = not (arrays.get("causal") and j > i) and not (
+            "mask" in arrays and not arrays["mask"][i, j]
+        )
         if visible:
             query = turned(arrays, affine(arrays, "query", h, X[i]), i)
             key = turned(arrays, affine(arrays, "key", g, X[j]), j)
@@ -53,10 +58,14 @@ def turned(arrays: dict, vector: np.ndarray, position: int) -> np.ndarray:
 
 
 def test_agrees_with_loops(case):
-    expected = [loop_attention(case.kwargs, X.numpy()) for X in case.X.reshape(-1, *case.X.shape[-2:])]
+    expected = [
+        loop_attention(case.kwargs, X.numpy()) for X in case.X.reshape(-1, *case.X.shape[-2:])
+    ]
     found = case.attention(case.X)
     assert found.shape == (*case.X.shape[:-1], case.attention.output_dim)
-    np.testing.assert_allclose(found.reshape(-1, *found.shape[-2:]), expected, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(
+        found.reshape(-1, *found.shape[-2:]), expected, rtol=1e-12, atol=1e-12
+    )
 
 
 def test_weights_are_softmax_rows(case):
@@ -74,7 +83,9 @@ def test_matrices_of_the_theory(case_with_one_matrix):
     A, c = case.attention.score_matrices(), case.attention.score_offsets()
     X = case.X[..., None, :, :]
     expected = (X @ A.mT + c[:, None, :]) @ X.mT
-    torch.testing.assert_close(scores - scores[..., :1], expected - expected[..., :1], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        scores - scores[..., :1], expected - expected[..., :1], rtol=1e-12, atol=1e-12
+    )
 
 
 def test_heads_sum_up_through_the_projection(make_case):
@@ -84,7 +95,9 @@ def test_heads_sum_up_through_the_projection(make_case):
     torch.testing.assert_close(case.attention.head(-1)(case.X), case.attention.head(1)(case.X))
     P = case.attention.weights(case.X)
     with_values = sum((P[h] @ case.X) @ case.attention.value_matrices()[h].mT for h in range(2))
-    offset = case.attention.output @ case.attention.value_bias.flatten() + case.attention.output_bias
+    offset = (
+        case.attention.output @ case.attention.value_bias.flatten() + case.attention.output_bias
+    )
     torch.testing.assert_close(with_values + offset, case.attention(case.X))
 
 
@@ -113,7 +126,9 @@ def test_permutation_equivariance(randn, generator):
 def test_log_weights_are_multiplicities(randn):
     """A token of mass 3/4 acts as three copies of it beside one of the other."""
     A, V, X = randn(3, 3), randn(3, 3), randn(2, 3)
-    weighted = Attention.from_matrices(A, V, log_weights=torch.tensor([3.0, 1.0], dtype=torch.float64).log())
+    weighted = Attention.from_matrices(
+        A, V, log_weights=torch.tensor([3.0, 1.0], dtype=torch.float64).log()
+    )
     torch.testing.assert_close(weighted(X), attention_map(X[[0, 0, 0, 1]], A, V)[[0, 3]])
 
 
@@ -129,7 +144,9 @@ def test_rotary_scores_depend_on_the_distance_only(make_case):
 def test_to_converts_every_tensor(make_case):
     case = make_case("rotary, everything")
     single = case.attention.to(torch.float32)
-    torch.testing.assert_close(single(case.X.float()), case.attention(case.X).float(), rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(
+        single(case.X.float()), case.attention(case.X).float(), rtol=2e-5, atol=2e-5
+    )
     masked = make_case("mask").attention.to(torch.float32)
     assert masked.mask.dtype == torch.bool and masked.query.dtype == torch.float32
 
@@ -137,7 +154,9 @@ def test_to_converts_every_tensor(make_case):
 def test_large_scores_saturate(randn):
     """Softmax at radius 10^6 is a maximum, not NaN."""
     X = 1e6 * randn(5, 2)
-    P = Attention.from_matrices(torch.eye(2, dtype=torch.float64), torch.eye(2, dtype=torch.float64)).weights(X)
+    P = Attention.from_matrices(
+        torch.eye(2, dtype=torch.float64), torch.eye(2, dtype=torch.float64)
+    ).weights(X)
     assert torch.equal(P[0].argmax(-1), (X @ X.mT).argmax(-1)) and bool((P.amax(-1) == 1).all())
 
 
@@ -156,8 +175,16 @@ BAD_INPUT = {
         ValueError,
         "A: expected at least one row",
     ),
-    "A not finite": (lambda: Attention.from_matrices(EYE / 0, EYE), ValueError, "A: expected finite"),
-    "A a list": (lambda: Attention.from_matrices([[1.0]], EYE), TypeError, "A: expected a torch.Tensor"),
+    "A not finite": (
+        lambda: Attention.from_matrices(EYE / 0, EYE),
+        ValueError,
+        "A: expected finite",
+    ),
+    "A a list": (
+        lambda: Attention.from_matrices([[1.0]], EYE),
+        TypeError,
+        "A: expected a torch.Tensor",
+    ),
     "A of integers": (
         lambda: Attention.from_matrices(EYE.long(), EYE),
         TypeError,
@@ -203,7 +230,11 @@ BAD_INPUT = {
         ValueError,
         "X: expected a non-empty",
     ),
-    "X of another dtype": (lambda: attention_map(TOKENS.double(), EYE, EYE), TypeError, "X is torch.float64"),
+    "X of another dtype": (
+        lambda: attention_map(TOKENS.double(), EYE, EYE),
+        TypeError,
+        "X is torch.float64",
+    ),
     "X of integers": (
         lambda: attention_map(TOKENS.long(), EYE, EYE),
         TypeError,
@@ -214,8 +245,16 @@ BAD_INPUT = {
         TypeError,
         "X: .*got bfloat16",
     ),
-    "X not finite": (lambda: attention_map(TOKENS / 0, EYE, EYE), ValueError, "X: expected finite entries"),
-    "X whose scores overflow": (lambda: attention_map(TOKENS + 1e30, EYE, EYE), ValueError, "X: .*overflow"),
+    "X not finite": (
+        lambda: attention_map(TOKENS / 0, EYE, EYE),
+        ValueError,
+        "X: expected finite entries",
+    ),
+    "X whose scores overflow": (
+        lambda: attention_map(TOKENS + 1e30, EYE, EYE),
+        ValueError,
+        "X: .*overflow",
+    ),
     "X of another length": (
         lambda: Attention.from_matrices(EYE, EYE, log_weights=torch.zeros(2))(TOKENS),
         ValueError,
@@ -232,7 +271,9 @@ BAD_INPUT = {
         "mask.*visible key",
     ),
     "log_weights without a key": (
-        lambda: Attention.from_matrices(EYE, EYE, log_weights=torch.tensor([-math.inf, 0.0]), causal=True),
+        lambda: Attention.from_matrices(
+            EYE, EYE, log_weights=torch.tensor([-math.inf, 0.0]), causal=True
+        ),
         ValueError,
         "log_weights.*visible key",
     ),
@@ -257,7 +298,9 @@ BAD_INPUT = {
         "key: expected shape",
     ),
     "key heads that do not divide": (
-        lambda: Attention(**{name: torch.ones(h, 2, 4) for name, h in (("query", 3), ("key", 2), ("value", 2))}),
+        lambda: Attention(
+            **{name: torch.ones(h, 2, 4) for name, h in (("query", 3), ("key", 2), ("value", 2))}
+        ),
         ValueError,
         "key: expected a number of heads that divides 3",
     ),
@@ -333,10 +376,14 @@ def test_compressed_is_the_same_map(case):
     """f(X) = g(XZ)Uᵀ up to the output bias, in as few dimensions as the weights have."""
     attention, X = case.attention, case.X
     g, Z, U = attention.compressed()
-    bias = 0 if attention.output_bias is None or g.output_bias is not None else attention.output_bias
+    bias = (
+        0 if attention.output_bias is None or g.output_bias is not None else attention.output_bias
+    )
     torch.testing.assert_close(g(X @ Z) @ U.mT + bias, attention(X), rtol=1e-11, atol=1e-12)
     for frame in (Z, U):
-        torch.testing.assert_close(frame.mT @ frame, torch.eye(frame.shape[1], dtype=X.dtype), rtol=0, atol=1e-13)
+        torch.testing.assert_close(
+            frame.mT @ frame, torch.eye(frame.shape[1], dtype=X.dtype), rtol=0, atol=1e-13
+        )
     rows = attention.heads * (2 * attention.query.shape[1] + attention.value.shape[1])
     assert g.d == min(attention.d, rows)
     assert g.output_dim == min(attention.output_dim, attention.heads * attention.value.shape[1])

@@ -10,7 +10,9 @@ from lipcore import AutogradJacobian, local_lipschitz, spectral_norm
 from lipcore.bounds import local_upper
 from lipcore.jacobian import AttentionJacobian, ShortAttentionJacobian
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, PyTorch sees none")
+needs_gpu = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a CUDA device, PyTorch sees none"
+)
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 
 
@@ -57,7 +59,9 @@ def test_the_accelerator_has_tiles_of_its_own(make_case, monkeypatch, device, it
     kwargs = {k: x.to(device) if isinstance(x, torch.Tensor) else x for k, x in case.kwargs.items()}
     monkeypatch.setattr(type(case.attention), "_check_shapes", lambda self: None)
     monkeypatch.setattr("lipcore.attention.check_real_tensor", lambda *args, **kwargs: None)
-    J = AttentionJacobian(type(case.attention)(**kwargs), torch.zeros(300, 4, dtype=torch.float64, device=device))
+    J = AttentionJacobian(
+        type(case.attention)(**kwargs), torch.zeros(300, 4, dtype=torch.float64, device=device)
+    )
     tiles = len(J._cut())
     for size in ("TILE_BYTES", "ACCELERATOR_TILE_BYTES"):
         with monkeypatch.context() as patch:
@@ -70,11 +74,15 @@ def test_local_constant(case):
     here = local_lipschitz(case.attention, case.X, tol=1e-10)
     there = local_lipschitz(case.attention.to("cuda"), case.X.cuda(), tol=1e-10)
     for name in ("value", "upper"):
-        torch.testing.assert_close(getattr(there, name).cpu(), getattr(here, name), rtol=1e-8, atol=1e-12)
+        torch.testing.assert_close(
+            getattr(there, name).cpu(), getattr(here, name), rtol=1e-8, atol=1e-12
+        )
     for name in ("value", "lower", "upper", "residual", "iterations", "converged", "left", "right"):
         assert getattr(there, name).device.type == "cuda", name
     bounded = local_lipschitz(
-        case.attention.to("cuda"), case.X.cuda(), upper_bound=local_upper(case.attention.to("cuda"), case.X.cuda())
+        case.attention.to("cuda"),
+        case.X.cuda(),
+        upper_bound=local_upper(case.attention.to("cuda"), case.X.cuda()),
     )
     assert (bounded.upper >= there.value * (1 - 1e-12)).all()
 
@@ -88,10 +96,15 @@ def test_spectral_norm(randn, method, start):
 
     def found():
         return spectral_norm(
-            matrix.cuda(), method=method, tol=1e-12, generator=torch.Generator(device=start).manual_seed(4)
+            matrix.cuda(),
+            method=method,
+            tol=1e-12,
+            generator=torch.Generator(device=start).manual_seed(4),
         ).value
 
-    torch.testing.assert_close(found().cpu(), torch.linalg.matrix_norm(matrix, 2), rtol=1e-8, atol=0)
+    torch.testing.assert_close(
+        found().cpu(), torch.linalg.matrix_norm(matrix, 2), rtol=1e-8, atol=0
+    )
     assert torch.equal(found(), found())
 
 
@@ -113,7 +126,9 @@ def test_autodiff(make_case):
 @pytest.mark.parametrize("kind", KINDS)
 def test_products_stay_on_their_device(case, kind, monkeypatch):
     """On PyTorch's device without numbers: an array made on the CPU by mistake meets the others, and raises."""
-    monkeypatch.setattr(module, "check_scores", lambda queries, keys: None)  # looks at numbers, of which there are none
+    monkeypatch.setattr(
+        module, "check_scores", lambda queries, keys: None
+    )  # looks at numbers, of which there are none
     monkeypatch.setattr(type(case.attention), "check_input", lambda self, X: X)
     monkeypatch.setattr(type(case.attention), "_check_shapes", lambda self: None)
     for name in ("check_real_tensor", "check_same_kind"):
@@ -123,6 +138,7 @@ def test_products_stay_on_their_device(case, kind, monkeypatch):
     )
     J = jacobian(kind, attention, case.X.to("meta"))
     H, G = (
-        torch.empty(*J.batch_shape, *shape, dtype=J.dtype, device="meta") for shape in (J.input_shape, J.output_shape)
+        torch.empty(*J.batch_shape, *shape, dtype=J.dtype, device="meta")
+        for shape in (J.input_shape, J.output_shape)
     )
     assert J.matvec(H).device.type == J.rmatvec(G).device.type == "meta"

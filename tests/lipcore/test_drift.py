@@ -68,17 +68,23 @@ def test_the_prediction_waits(spectrum):
 def test_zero_and_ended_spaces_count_as_drifted():
     drift = Drift(2, 5, 1e-16)
     assert (drift.step(np.array([[1.0], [1.0]]), np.array([[0.5], [0.5]])) < 1e-14).all()
-    assert (drift.step(np.array([[1.0, 1.0], [0.0, 0.0]]), np.array([[0.5, 0.0], [0.0, 0.0]])) > 0.1).all()
+    assert (
+        drift.step(np.array([[1.0, 1.0], [0.0, 0.0]]), np.array([[0.5, 0.0], [0.0, 0.0]])) > 0.1
+    ).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("spectrum", SPECTRA)
 def test_what_is_left_out_changes_nothing(spectrum, dtype, monkeypatch):
     """Values, certificates and iterations are those of a run that orthogonalises at every step, to rounding."""
-    M = torch.from_numpy(np.stack([matrix(SPECTRA[spectrum], seed=seed) for seed in range(4)])).to(dtype)
+    M = torch.from_numpy(np.stack([matrix(SPECTRA[spectrum], seed=seed) for seed in range(4)])).to(
+        dtype
+    )
     removed = []
     real = spectral._Basis.remove_from
-    monkeypatch.setattr(spectral._Basis, "remove_from", lambda V, w: removed.append(V.size) or real(V, w))
+    monkeypatch.setattr(
+        spectral._Basis, "remove_from", lambda V, w: removed.append(V.size) or real(V, w)
+    )
     tol = 1e-4 if dtype == torch.float32 else 1e-10
     found, few = spectral_norm(M, tol=tol), len(removed)
     monkeypatch.setattr(spectral.Drift, "step", lambda self, diagonal, below: np.ones(len(below)))
@@ -108,8 +114,16 @@ def test_orthogonality_matters():
 
 CROWDED = {
     "float64 to the end": (np.r_[1 - 0.1 * np.linspace(0, 1, 19) ** 2, 0], torch.float64, 1e-14),
-    "float32, tight": (np.r_[1 - 0.1 * np.linspace(0, 1, 145) ** 0.5, [0.27] * 5], torch.float32, 1e-7),
-    "float32, default": (np.r_[1 - 0.1 * np.linspace(0, 1, 145) ** 0.5, [0.27] * 5], torch.float32, 1e-4),
+    "float32, tight": (
+        np.r_[1 - 0.1 * np.linspace(0, 1, 145) ** 0.5, [0.27] * 5],
+        torch.float32,
+        1e-7,
+    ),
+    "float32, default": (
+        np.r_[1 - 0.1 * np.linspace(0, 1, 145) ** 0.5, [0.27] * 5],
+        torch.float32,
+        1e-4,
+    ),
 }
 
 
@@ -131,10 +145,16 @@ def test_vectors_stay_orthogonal_when_the_space_ends(dtype, monkeypatch):
     """What is left of a vector is then rounding alone, and one pass leaves it as far from orthogonal as before."""
     bases = []
     real = spectral._summary
-    monkeypatch.setattr(spectral, "_summary", lambda products, V, *x: bases.append(V) or real(products, V, *x))
+    monkeypatch.setattr(
+        spectral, "_summary", lambda products, V, *x: bases.append(V) or real(products, V, *x)
+    )
     for rank in range(1, 8):
-        M = torch.from_numpy(matrix(np.r_[np.linspace(1, 0.3, rank), np.zeros(60 - rank)], seed=rank)).to(dtype)
-        spectral_norm(torch.stack([M, torch.from_numpy(matrix(np.linspace(1, 0.9, 60))).to(dtype)]), tol=1e-4)
+        M = torch.from_numpy(
+            matrix(np.r_[np.linspace(1, 0.3, rank), np.zeros(60 - rank)], seed=rank)
+        ).to(dtype)
+        spectral_norm(
+            torch.stack([M, torch.from_numpy(matrix(np.linspace(1, 0.9, 60))).to(dtype)]), tol=1e-4
+        )
     for V in bases:
         products = V[0].double() @ V[0].double().T
         assert (products - torch.eye(len(products))).abs().max() < torch.finfo(dtype).eps ** 0.5

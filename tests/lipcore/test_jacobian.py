@@ -30,7 +30,9 @@ def flat_dense(operator):
     return operator.dense().reshape(-1, *operator.shape)
 
 
-@pytest.mark.parametrize("autodiff", [torch.func.jacrev, torch.func.jacfwd], ids=["reverse", "forward"])
+@pytest.mark.parametrize(
+    "autodiff", [torch.func.jacrev, torch.func.jacfwd], ids=["reverse", "forward"]
+)
 def test_agrees_with_autodiff(case, autodiff):
     found = flat_dense(case.attention.jacobian(case.X))
     expected = torch.stack([matrix(autodiff(case.attention)(X), X) for X in members(case.X)])
@@ -40,7 +42,9 @@ def test_agrees_with_autodiff(case, autodiff):
 def test_agrees_with_central_differences(case):
     step, J = 1e-5, case.attention.jacobian(case.X)
     H = torch.randn(case.X.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    difference = (case.attention(case.X + step * H) - case.attention(case.X - step * H)) / (2 * step)
+    difference = (case.attention(case.X + step * H) - case.attention(case.X - step * H)) / (
+        2 * step
+    )
     scale = difference.abs().max().item()
     torch.testing.assert_close(J.matvec(H), difference, rtol=0, atol=1e-7 * max(scale, 1))
 
@@ -89,7 +93,10 @@ def test_rows_for_few_tokens_change_nothing(case):
         with pytest.raises(ValueError, match="attention: expected one without rotary positions"):
             ShortAttentionJacobian(case.attention, case.X)
         return
-    short, usual = ShortAttentionJacobian(case.attention, case.X), AttentionJacobian(case.attention, case.X)
+    short, usual = (
+        ShortAttentionJacobian(case.attention, case.X),
+        AttentionJacobian(case.attention, case.X),
+    )
     torch.testing.assert_close(short.dense(), usual.dense(), **EXACT)
     torch.testing.assert_close(short.T.dense(), usual.T.dense(), **EXACT)
 
@@ -111,8 +118,12 @@ def test_rows_are_those_of_the_theory(make_case):
     J = ShortAttentionJacobian(attention, X)
     A, c = attention.score_matrices(), attention.score_offsets()
     torch.testing.assert_close(J._others[0], (X @ A.mT + c[:, None]).flatten(0, 1), **EXACT)
-    without = dataclasses.replace(attention, key_bias=None)  # in A xᵢ·(x_j + b) the row has a part more
-    torch.testing.assert_close(ShortAttentionJacobian(without, X)._own[0], (X @ A).flatten(0, 1), **EXACT)
+    without = dataclasses.replace(
+        attention, key_bias=None
+    )  # in A xᵢ·(x_j + b) the row has a part more
+    torch.testing.assert_close(
+        ShortAttentionJacobian(without, X)._own[0], (X @ A).flatten(0, 1), **EXACT
+    )
 
 
 def test_few_tokens_are_refused_as_many_are():
@@ -155,7 +166,9 @@ def test_single_precision(case):
     """float32 agrees with float64 to float32's accuracy."""
     double = case.attention.jacobian(case.X).dense()
     single = case.attention.to(torch.float32).jacobian(case.X.float()).dense()
-    torch.testing.assert_close(single.double(), double, rtol=1e-4, atol=2e-5 * double.abs().max().item())
+    torch.testing.assert_close(
+        single.double(), double, rtol=1e-4, atol=2e-5 * double.abs().max().item()
+    )
 
 
 @pytest.mark.parametrize("radius", [1e-6, 1e4, 1e6])
@@ -202,7 +215,9 @@ def test_autograd_agrees_with_three_terms(case):
 def test_returns_tangents_not_values():
     """f(X) = X + 7 has Jacobian I: the first output of jvp would be X + 7."""
     X = torch.zeros(2, 1, dtype=torch.float64)
-    assert torch.equal(AutogradJacobian(lambda X: X + 7, X).dense(), torch.eye(2, dtype=torch.float64))
+    assert torch.equal(
+        AutogradJacobian(lambda X: X + 7, X).dense(), torch.eye(2, dtype=torch.float64)
+    )
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -217,10 +232,16 @@ def test_fused_attention(randn, causal):
 def test_multihead_attention_module(randn):
     """torch.nn.MultiheadAttention and the Attention made of its weights have one Jacobian."""
     torch.manual_seed(0)
-    layer = nn.MultiheadAttention(8, 2, batch_first=True, dtype=torch.float64).eval().requires_grad_(False)
+    layer = (
+        nn.MultiheadAttention(8, 2, batch_first=True, dtype=torch.float64)
+        .eval()
+        .requires_grad_(False)
+    )
     parts = layer.in_proj_weight.unflatten(0, (3, 2, 4))
     biases = layer.in_proj_bias.unflatten(0, (3, 2, 4))
-    attention = Attention(*parts, *biases, output=layer.out_proj.weight, output_bias=layer.out_proj.bias)
+    attention = Attention(
+        *parts, *biases, output=layer.out_proj.weight, output_bias=layer.out_proj.bias
+    )
     X = randn(3, 6, 8)
     torch.testing.assert_close(attention(X), layer(X, X, X, need_weights=False)[0])
     value = local_lipschitz(lambda X: layer(X, X, X, need_weights=False)[0], X, tol=1e-12).value
@@ -252,7 +273,12 @@ BAD_MAPS = {
         "fn: expected a module in evaluation",
     ),
     "training inside": (
-        lambda: nn.Sequential(nn.Linear(2, 2), nn.Dropout()).eval().requires_grad_(False).append(nn.Dropout()),
+        lambda: (
+            nn.Sequential(nn.Linear(2, 2), nn.Dropout())
+            .eval()
+            .requires_grad_(False)
+            .append(nn.Dropout())
+        ),
         ValueError,
         "fn: expected a module in evaluation mode, got Sequential",
     ),
@@ -261,7 +287,11 @@ BAD_MAPS = {
         ValueError,
         "fn: expected the same output",
     ),
-    "tuple": (lambda: lambda X: (X, None), TypeError, r"fn: .*returns a tensor, got tuple: wrap it"),
+    "tuple": (
+        lambda: lambda X: (X, None),
+        TypeError,
+        r"fn: .*returns a tensor, got tuple: wrap it",
+    ),
     "not a map": (lambda: 3, TypeError, "fn: expected a callable, got int"),
     "batch lost": (
         lambda: lambda X: X.sum(0),
@@ -310,7 +340,12 @@ def test_matrix_operator(randn):
 @pytest.mark.parametrize("d", [4, 20])  # 20: the layer is compressed first
 def test_weights_that_ask_for_gradients(randn, d):
     """The parameters of a model as they are: measured, and left out of any graph."""
-    weights = {"query": randn(1, 2, d), "key": randn(1, 2, d), "value": randn(1, 2, d), "output": randn(d, 2)}
+    weights = {
+        "query": randn(1, 2, d),
+        "key": randn(1, 2, d),
+        "value": randn(1, 2, d),
+        "output": randn(d, 2),
+    }
     X = randn(3, d)
     expected = local_lipschitz(Attention(**weights), X)
     found = local_lipschitz(Attention(**{name: nn.Parameter(w) for name, w in weights.items()}), X)
@@ -320,7 +355,10 @@ def test_weights_that_ask_for_gradients(randn, d):
 
 def test_value_bias_costs_no_digits(randn):
     """It drops out of the Jacobian, however large."""
-    weights, X = {"query": randn(1, 2, 3), "key": randn(1, 2, 3), "value": randn(1, 2, 3)}, randn(4, 3)
+    weights, X = (
+        {"query": randn(1, 2, 3), "key": randn(1, 2, 3), "value": randn(1, 2, 3)},
+        randn(4, 3),
+    )
     expected = Attention(**weights).jacobian(X).dense()
     biased = Attention(**weights, value_bias=1e12 * randn(1, 2)).jacobian(X).dense()
     torch.testing.assert_close(biased, expected, **EXACT)
@@ -363,7 +401,10 @@ def test_threads_do_not_meet(randn):
     """Forward mode and the choice of attention kernels are one for the process."""
 
     def kernels():
-        return [getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in ("flash", "mem_efficient", "math")]
+        return [
+            getattr(torch.backends.cuda, f"{name}_sdp_enabled")()
+            for name in ("flash", "mem_efficient", "math")
+        ]
 
     def map_(X):
         return scaled_dot_product_attention(X, X, X.sin())

@@ -21,19 +21,30 @@ from lipcore.jacobian import AttentionJacobian, ShortAttentionJacobian
 aten = torch.ops.aten
 
 
-def layer(*, heads=4, k=8, p=12, d=48, q=40, causal=False, dtype=torch.float32, seed=1) -> Attention:
+def layer(
+    *, heads=4, k=8, p=12, d=48, q=40, causal=False, dtype=torch.float32, seed=1
+) -> Attention:
     """A layer whose five sizes all differ, so that no two terms of a count can be mistaken for one another."""
     generator = torch.Generator().manual_seed(seed)
-    shapes = {"query": (heads, k, d), "key": (heads, k, d), "value": (heads, p, d), "output": (q, heads * p)}
+    shapes = {
+        "query": (heads, k, d),
+        "key": (heads, k, d),
+        "value": (heads, p, d),
+        "output": (q, heads * p),
+    }
     weights = {
-        name: (torch.randn(shape, generator=generator, dtype=torch.float64) / shape[-1] ** 0.5).to(dtype)
+        name: (torch.randn(shape, generator=generator, dtype=torch.float64) / shape[-1] ** 0.5).to(
+            dtype
+        )
         for name, shape in shapes.items()
     }
     return Attention(**weights, causal=causal)
 
 
 def tokens(*shape, dtype=torch.float32) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64).to(dtype)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64).to(
+        dtype
+    )
 
 
 def _baddbmm_flop(_, a_shape, b_shape, out_shape=None, **kwargs) -> int:
@@ -62,7 +73,11 @@ class Tally(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         self.calls[func.overloadpacket.__name__] += 1
-        given = {x.untyped_storage().data_ptr() for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
+        given = {
+            x.untyped_storage().data_ptr()
+            for x in tree_leaves((args, kwargs))
+            if isinstance(x, torch.Tensor)
+        }
         made = {
             x.untyped_storage().data_ptr(): x.untyped_storage().nbytes()
             for x in tree_leaves(result)
@@ -129,7 +144,9 @@ def test_a_mask_halves_the_work():
 @pytest.mark.parametrize("causal", [False, True])
 def test_memory_grows_with_the_length(causal, monkeypatch):
     """Twice the tokens, twice the bytes, and no array as large as one head's P."""
-    monkeypatch.setattr(jacobian, "TILE_BYTES", 1)  # tiles as small as they get, so that they hide nothing
+    monkeypatch.setattr(
+        jacobian, "TILE_BYTES", 1
+    )  # tiles as small as they get, so that they hide nothing
     allocated = []
     for n in (512, 1024, 2048):
         J = AttentionJacobian(layer(causal=causal), tokens(n, 48), store=False)
@@ -144,7 +161,11 @@ def test_stored_weights_are_used_where_they_lie():
     """With P kept (16 MiB), a product makes no copy of it: two tiles of scratch, and arrays of n × k."""
     J = AttentionJacobian(layer(heads=16), tokens(512, 48), store=True)
     for product in both_products(J):
-        assert max(tally(product).allocated) == 2 * jacobian.TILE_BYTES < sum(P.nbytes for P in J._weights)
+        assert (
+            max(tally(product).allocated)
+            == 2 * jacobian.TILE_BYTES
+            < sum(P.nbytes for P in J._weights)
+        )
 
 
 @pytest.mark.parametrize(("n", "limit"), [(2, 65), (8, 103), (32, 103)])
@@ -174,14 +195,18 @@ def test_rows_are_used_where_they_pay(batch, n, short):
     assert not isinstance(layer(k=64, d=2).jacobian(tokens(17, 2)), ShortAttentionJacobian)
 
 
-@pytest.mark.parametrize(("dtype", "at", "more"), [(torch.float64, (6, 10), 0), (torch.float32, (9, 12), 1)])
+@pytest.mark.parametrize(
+    ("dtype", "at", "more"), [(torch.float64, (6, 10), 0), (torch.float32, (9, 12), 1)]
+)
 def test_one_transfer_an_iteration(dtype, at, more, monkeypatch):
     """Norms go to the host once an iteration; the rest of a run asks for one truth value.
 
     In single precision orthogonality is lost on the way: the iteration that notices it asks once more.
     """
     transfers = []
-    monkeypatch.setattr(spectral, "_to_host", lambda *x, real=spectral._to_host: transfers.append(x) or real(*x))
+    monkeypatch.setattr(
+        spectral, "_to_host", lambda *x, real=spectral._to_host: transfers.append(x) or real(*x)
+    )
     scalars = {}
     for steps in at:
         transfers.clear()
@@ -196,7 +221,9 @@ def test_vectors_are_orthogonalised_late(monkeypatch):
     """While nothing has converged they need it not: less than half of the iterations pay for it."""
     removed = []
     real = spectral._Basis.remove_from
-    monkeypatch.setattr(spectral._Basis, "remove_from", lambda V, w: removed.append(V.size) or real(V, w))
+    monkeypatch.setattr(
+        spectral._Basis, "remove_from", lambda V, w: removed.append(V.size) or real(V, w)
+    )
     for dtype, tol in ((torch.float32, 1e-4), (torch.float64, 1e-10)):
         removed.clear()
         found = local_lipschitz(layer(dtype=dtype), tokens(64, 48, dtype=dtype), tol=tol)
@@ -207,8 +234,12 @@ def test_convergence_is_looked_at_when_it_is_due(monkeypatch):
     """Eigenvalues on the host cost as much as the products of a few tokens: half of the looks are left out."""
     looks = []
     real = spectral.has_converged
-    monkeypatch.setattr(spectral, "has_converged", lambda T, *x: looks.append(T.shape[1]) or real(T, *x))
-    found = local_lipschitz(layer(dtype=torch.float64), tokens(64, 48, dtype=torch.float64), tol=1e-10)
+    monkeypatch.setattr(
+        spectral, "has_converged", lambda T, *x: looks.append(T.shape[1]) or real(T, *x)
+    )
+    found = local_lipschitz(
+        layer(dtype=torch.float64), tokens(64, 48, dtype=torch.float64), tol=1e-10
+    )
     assert found.converged and looks[-1] == found.iterations
     assert looks[0] == 3 and looks[1] > 5  # at the third step a certificate is far off
     assert len(looks) <= 0.6 * found.iterations
@@ -217,7 +248,9 @@ def test_convergence_is_looked_at_when_it_is_due(monkeypatch):
 def test_a_repeated_orthogonalisation_asks_once_more(monkeypatch):
     """Where the Krylov space ends, what is left is orthogonalised again: two transfers in that iteration, not more."""
     transfers = []
-    monkeypatch.setattr(spectral, "_to_host", lambda *x, real=spectral._to_host: transfers.append(x) or real(*x))
+    monkeypatch.setattr(
+        spectral, "_to_host", lambda *x, real=spectral._to_host: transfers.append(x) or real(*x)
+    )
     found = spectral_norm(torch.diag(torch.tensor([3.0, 2.0, 1.0, 0.0, 0.0])), tol=1e-7)
     assert found.iterations < len(transfers) <= 2 * found.iterations
 

@@ -10,7 +10,7 @@ from scipy.stats import binom
 
 from lipcore import Attention, AutogradJacobian, local_lipschitz, spectral_norm
 from lipcore.bounds import local_upper
-from lipcore.causal import CausalAverage
+from lipcore.bounds.masked import CausalAverage
 from lipcore.jacobian import LinearOperator
 
 METHODS = ["lanczos", "power"]
@@ -18,7 +18,9 @@ METHODS = ["lanczos", "power"]
 
 def orthogonal(generator, *batch, size):
     """Haar-distributed orthogonal matrices, (*batch, size, size)."""
-    Q, R = torch.linalg.qr(torch.randn(*batch, size, size, generator=generator, dtype=torch.float64))
+    Q, R = torch.linalg.qr(
+        torch.randn(*batch, size, size, generator=generator, dtype=torch.float64)
+    )
     return Q * R.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]
 
 
@@ -27,14 +29,20 @@ def with_spectrum(generator, spectrum, *batch, rows=None):
     N = len(spectrum)
     rows = N if rows is None else rows
     left = orthogonal(generator, *batch, size=rows)[..., :N]
-    return left * torch.as_tensor(spectrum, dtype=torch.float64) @ orthogonal(generator, *batch, size=N)
+    return (
+        left
+        * torch.as_tensor(spectrum, dtype=torch.float64)
+        @ orthogonal(generator, *batch, size=N)
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("shape", [(7, 7), (3, 8), (8, 3), (1, 5), (5, 1), (1, 1), (4, 2, 6, 5)])
 def test_agrees_with_numpy(randn, method, shape):
     M = randn(*shape)
-    found = spectral_norm(M, method=method, tol=1e-13, max_iterations=None if method == "lanczos" else 5000)
+    found = spectral_norm(
+        M, method=method, tol=1e-13, max_iterations=None if method == "lanczos" else 5000
+    )
     np.testing.assert_allclose(found.value, np.linalg.norm(M.numpy(), 2, axis=(-2, -1)), rtol=1e-10)
     assert found.value.shape == found.iterations.shape == found.converged.shape == shape[:-2]
 
@@ -58,8 +66,13 @@ def test_agrees_with_dense_on_every_layer(case):
 def test_singular_vectors_of_every_layer(case):
     """They are those of the whole Jacobian, though a narrow head is measured in its own few dimensions."""
     found, J = local_lipschitz(case.attention, case.X, tol=1e-12), case.attention.jacobian(case.X)
-    assert found.right.shape == case.X.shape and found.left.shape == (*case.X.shape[:-1], case.attention.output_dim)
-    torch.testing.assert_close(J.matvec(found.right), found.value[..., None, None] * found.left, rtol=0, atol=1e-10)
+    assert found.right.shape == case.X.shape and found.left.shape == (
+        *case.X.shape[:-1],
+        case.attention.output_dim,
+    )
+    torch.testing.assert_close(
+        J.matvec(found.right), found.value[..., None, None] * found.left, rtol=0, atol=1e-10
+    )
     torch.testing.assert_close(found.right.square().sum((-2, -1)), torch.ones_like(found.value))
 
 
@@ -70,8 +83,12 @@ def test_singular_vectors(randn, method):
     u, v = found.left, found.right
     assert u.shape == (3, 6) and v.shape == (3, 5)
     torch.testing.assert_close(v.norm(dim=-1), torch.ones(3, dtype=torch.float64))
-    torch.testing.assert_close((M @ v[..., None])[..., 0], found.value[:, None] * u, rtol=0, atol=1e-9)
-    torch.testing.assert_close((M.mT @ u[..., None])[..., 0], found.value[:, None] * v, rtol=0, atol=1e-4)
+    torch.testing.assert_close(
+        (M @ v[..., None])[..., 0], found.value[:, None] * u, rtol=0, atol=1e-9
+    )
+    torch.testing.assert_close(
+        (M.mT @ u[..., None])[..., 0], found.value[:, None] * v, rtol=0, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -91,13 +108,17 @@ def test_value_is_a_lower_bound(randn, method):
     truth = torch.linalg.matrix_norm(M, 2)
     for steps in (1, 2, 3, 5):
         found = spectral_norm(M, method=method, max_iterations=steps)
-        assert bool((found.lower <= truth * (1 + 1e-14)).all()) and torch.equal(found.value, found.lower)
+        assert bool((found.lower <= truth * (1 + 1e-14)).all()) and torch.equal(
+            found.value, found.lower
+        )
 
 
 # --- the certificate ----------------------------------------------------------------------------------------
 
 N, TRIALS, SIZE = 20, 3000, 7.0  # norms away from one, where every power of them is the same
-_NODES = (1 + np.cos(np.pi * (2 * np.arange(1, N) - 1) / (2 * (N - 1)))) / 2  # Chebyshev's, on [0, 1]
+_NODES = (
+    1 + np.cos(np.pi * (2 * np.arange(1, N) - 1) / (2 * (N - 1)))
+) / 2  # Chebyshev's, on [0, 1]
 
 #: Spectra that are hard in different ways; the largest value is 1.
 SPECTRA = {
@@ -132,7 +153,9 @@ def test_upper_covers_the_truth(method, steps, spectrum):
     """The upper end misses at most as often as it says (one-sided binomial test at 10⁻⁶)."""
     failure = 0.1
     found = misses(SPECTRA[spectrum], method=method, steps=steps, probability=1 - failure)
-    assert binom.sf(found - 1, TRIALS, failure) > 1e-6, f"{found} of {TRIALS} missed, {failure:.0%} allowed"
+    assert binom.sf(found - 1, TRIALS, failure) > 1e-6, (
+        f"{found} of {TRIALS} missed, {failure:.0%} allowed"
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -140,7 +163,9 @@ def test_upper_covers_the_truth(method, steps, spectrum):
 def test_certificate_is_not_conservative(method, failure):
     """After one step on a matrix of rank one it misses as often as it says (two-sided binomial test)."""
     found = misses(SPECTRA["rank one"], method=method, steps=1, probability=1 - failure, seed=5)
-    assert 1e-5 < binom.cdf(found, TRIALS, failure) < 1 - 1e-5, f"{found} of {TRIALS} missed, {failure:.0%} expected"
+    assert 1e-5 < binom.cdf(found, TRIALS, failure) < 1 - 1e-5, (
+        f"{found} of {TRIALS} missed, {failure:.0%} expected"
+    )
 
 
 def test_coverage_over_generators():
@@ -149,7 +174,10 @@ def test_coverage_over_generators():
     M[0, 2] = 1.0
     missed = sum(
         spectral_norm(
-            M, max_iterations=1, probability=1 - failure, generator=torch.Generator().manual_seed(seed)
+            M,
+            max_iterations=1,
+            probability=1 - failure,
+            generator=torch.Generator().manual_seed(seed),
         ).upper.item()
         < 1 - 1e-13
         for seed in range(500)
@@ -183,7 +211,10 @@ def test_stop_is_no_later_than_documented(randn):
 
 def test_more_probable_is_wider(randn):
     M = randn(30, 30)
-    uppers = [spectral_norm(M, max_iterations=3, probability=p).upper.item() for p in (0.5, 0.9, 0.99, 0.999999)]
+    uppers = [
+        spectral_norm(M, max_iterations=3, probability=p).upper.item()
+        for p in (0.5, 0.9, 0.99, 0.999999)
+    ]
     assert uppers == sorted(uppers) and len(set(uppers)) == 4
 
 
@@ -199,8 +230,12 @@ def test_scaling(randn, method, dtype, factor):
     one, scaled = spectral_norm(M, method=method), spectral_norm(factor * M, method=method)
     assert torch.equal(one.iterations, scaled.iterations)
     for name in ("value", "upper", "residual"):
-        torch.testing.assert_close(getattr(scaled, name), factor * getattr(one, name), rtol=5e-3, atol=factor * 1e-5)
-    torch.testing.assert_close(scaled.value, factor * one.value, rtol=50 * torch.finfo(dtype).eps, atol=0)
+        torch.testing.assert_close(
+            getattr(scaled, name), factor * getattr(one, name), rtol=5e-3, atol=factor * 1e-5
+        )
+    torch.testing.assert_close(
+        scaled.value, factor * one.value, rtol=50 * torch.finfo(dtype).eps, atol=0
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -208,9 +243,13 @@ def test_scaling(randn, method, dtype, factor):
 def test_scaling_of_a_layer(make_case, dtype, factor):
     case = make_case("heads projected")
     attention, X = case.attention.to(dtype), case.X.to(dtype)
-    scaled = Attention(attention.query, attention.key, factor * attention.value, output=attention.output)
+    scaled = Attention(
+        attention.query, attention.key, factor * attention.value, output=attention.output
+    )
     one, many = local_lipschitz(attention, X), local_lipschitz(scaled, X)
-    torch.testing.assert_close(many.value, factor * one.value, rtol=50 * torch.finfo(dtype).eps, atol=0)
+    torch.testing.assert_close(
+        many.value, factor * one.value, rtol=50 * torch.finfo(dtype).eps, atol=0
+    )
     assert torch.equal(one.iterations, many.iterations)
 
 
@@ -225,7 +264,9 @@ def test_squares_may_overflow(randn, factor):
 def test_start_may_see_little():
     """‖J v_1‖ is a ten-millionth of σ_max, and t ≈ σ²: the square of t would overflow without a scale."""
     start = torch.randn(50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    Q = torch.linalg.qr(torch.stack([start, *torch.eye(50, dtype=torch.float64)[:3]], dim=1)).Q[:, 1:]
+    Q = torch.linalg.qr(torch.stack([start, *torch.eye(50, dtype=torch.float64)[:3]], dim=1)).Q[
+        :, 1:
+    ]
     M = 1e4 * torch.eye(50, dtype=torch.float64) + (Q * torch.tensor([1e11, 5e10, 2e10])) @ Q.T
     assert (M @ start).norm() < 1e-6 * start.norm() * torch.linalg.matrix_norm(M, 2)
     assert spectral_norm(M.float()).value.item() == pytest.approx(1e11, rel=1e-4)
@@ -262,7 +303,9 @@ def test_zero_jacobian_of_a_layer(randn, method):
 def test_one_token(randn, method):
     """With one token f is x ↦ Vx, whatever A."""
     V = randn(3, 4)
-    found = local_lipschitz(Attention.from_matrices(randn(4, 4), V), randn(1, 4), method=method, tol=1e-12)
+    found = local_lipschitz(
+        Attention.from_matrices(randn(4, 4), V), randn(1, 4), method=method, tol=1e-12
+    )
     assert found.value.item() == pytest.approx(torch.linalg.matrix_norm(V, 2).item(), rel=1e-9)
 
 
@@ -339,7 +382,9 @@ def test_members_do_not_see_their_neighbours(make_case, method):
         alone = local_lipschitz(case.attention, X[index], method=method)
         assert alone.iterations == together.iterations[index]
         for name in ("value", "upper"):
-            torch.testing.assert_close(getattr(alone, name), getattr(together, name)[index], rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(
+                getattr(alone, name), getattr(together, name)[index], rtol=1e-10, atol=1e-12
+            )
         assert bool((alone.right - together.right[index]).norm() < 1e-6)
 
 
@@ -365,7 +410,10 @@ def test_iterations_count_products(randn):
 
         return call
 
-    operator.matvec, operator.rmatvec = counted("J", operator.matvec), counted("JT", operator.rmatvec)
+    operator.matvec, operator.rmatvec = (
+        counted("J", operator.matvec),
+        counted("JT", operator.rmatvec),
+    )
     found = spectral_norm(operator)
     assert calls["JT"] == found.iterations and calls["J"] - found.iterations in (0, 1)
 
@@ -408,7 +456,10 @@ def test_upper_bound_passed_in(case):
     assert found.probability == 1.0 and found.upper.shape == found.value.shape
     torch.testing.assert_close(found.upper, torch.maximum(bound, found.value))
     assert bool(
-        (found.upper >= torch.linalg.matrix_norm(case.attention.jacobian(case.X).dense(), 2) * (1 - 1e-13)).all()
+        (
+            found.upper
+            >= torch.linalg.matrix_norm(case.attention.jacobian(case.X).dense(), 2) * (1 - 1e-13)
+        ).all()
     )
 
 
@@ -423,18 +474,42 @@ BAD_INPUT = {
         ValueError,
         r"upper_bound: expected a number, or a tensor of shape \(\), got shape \(5,\)",
     ),
-    "upper_bound a string": ({"upper_bound": "x"}, ValueError, "upper_bound: expected a number.*got 'x'"),
-    "generator a seed": ({"generator": 3}, TypeError, "generator: expected a torch.Generator, got int"),
+    "upper_bound a string": (
+        {"upper_bound": "x"},
+        ValueError,
+        "upper_bound: expected a number.*got 'x'",
+    ),
+    "generator a seed": (
+        {"generator": 3},
+        TypeError,
+        "generator: expected a torch.Generator, got int",
+    ),
     "upper_bound not a number": ({"upper_bound": math.nan}, ValueError, "upper_bound: "),
-    "unknown method": ({"method": "qr"}, ValueError, "method: expected 'lanczos' or 'power', got 'qr'"),
+    "unknown method": (
+        {"method": "qr"},
+        ValueError,
+        "method: expected 'lanczos' or 'power', got 'qr'",
+    ),
     "tol zero": ({"tol": 0}, ValueError, "tol: expected a number more than 0 and at most 1, got 0"),
     "tol negative": ({"tol": -1e-4}, ValueError, "tol: expected a number more than 0"),
-    "tol large": ({"tol": 2.0}, ValueError, "tol: expected a number more than 0 and at most 1, got 2"),
+    "tol large": (
+        {"tol": 2.0},
+        ValueError,
+        "tol: expected a number more than 0 and at most 1, got 2",
+    ),
     "tol not a number": ({"tol": math.nan}, ValueError, "tol: expected a finite number"),
     "tol a string": ({"tol": "1e-4"}, TypeError, "tol: expected a real number, got str"),
-    "probability one": ({"probability": 1.0}, ValueError, "probability: .*at most 0.999999999999, got 1"),
+    "probability one": (
+        {"probability": 1.0},
+        ValueError,
+        "probability: .*at most 0.999999999999, got 1",
+    ),
     "probability zero": ({"probability": 0.0}, ValueError, "probability: "),
-    "max_iterations zero": ({"max_iterations": 0}, ValueError, "max_iterations: expected at least 1, got 0"),
+    "max_iterations zero": (
+        {"max_iterations": 0},
+        ValueError,
+        "max_iterations: expected at least 1, got 0",
+    ),
     "max_iterations half": (
         {"max_iterations": 2.5},
         TypeError,
@@ -461,7 +536,9 @@ def test_operators_that_are_none():
     with pytest.raises(TypeError, match="matrix: expected float32 or float64"):
         spectral_norm(torch.eye(3).int())
     with pytest.raises(ValueError, match="X: expected finite"):
-        local_lipschitz(Attention.from_matrices(torch.eye(2), torch.eye(2)), torch.full((2, 2), math.nan))
+        local_lipschitz(
+            Attention.from_matrices(torch.eye(2), torch.eye(2)), torch.full((2, 2), math.nan)
+        )
     with pytest.raises(TypeError, match="operator: "):
         spectral_norm("a matrix")
 
@@ -544,4 +621,6 @@ def test_an_operator_may_use_autodiff(randn):
 
         rmatvec = matvec
 
-    assert spectral_norm(Diagonal(), tol=1e-12).value.item() == pytest.approx(Diagonal.x.sin().abs().max().item())
+    assert spectral_norm(Diagonal(), tol=1e-12).value.item() == pytest.approx(
+        Diagonal.x.sin().abs().max().item()
+    )

@@ -40,19 +40,30 @@ def axe_source() -> str:
 
 def audit(page) -> list[dict]:
     """Return what axe-core finds on a page, with everything that folds open, and nothing half faded in."""
-    page.add_style_tag(content="*, *::before, *::after { animation: none !important; transition: none !important; }")
+    page.add_style_tag(
+        content="*, *::before, *::after { animation: none !important; transition: none !important; }"
+    )
     page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
     page.evaluate(axe_source())
     found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
     return [
-        {"rule": v["id"], "impact": v["impact"], "help": v["help"], "where": [n["html"][:160] for n in v["nodes"][:3]]}
+        {
+            "rule": v["id"],
+            "impact": v["impact"],
+            "help": v["help"],
+            "where": [n["html"][:160] for n in v["nodes"][:3]],
+        }
         for v in found
     ]
 
 
 def serious(violations: list[dict]) -> list[str]:
     """Say which violations keep somebody out."""
-    return [f"{v['rule']} ({v['impact']}): {v['help']}: {v['where']}" for v in violations if v["impact"] in SERIOUS]
+    return [
+        f"{v['rule']} ({v['impact']}): {v['help']}: {v['where']}"
+        for v in violations
+        if v["impact"] in SERIOUS
+    ]
 
 
 def walk(page) -> list[dict]:
@@ -73,8 +84,12 @@ def walk_faults(page) -> list[str]:
     """The Tab key leads through the whole page and out of it, and the focus can be seen."""
     stops = walk(page)
     after = page.evaluate(FOCUSED)
-    faults = [f"the focus is not visible on {s['tag']} {s['name']!r}" for s in stops if not s["marked"]]
-    faults += [f"the focus is out of sight on {s['tag']} {s['name']!r}" for s in stops if not s["shown"]]
+    faults = [
+        f"the focus is not visible on {s['tag']} {s['name']!r}" for s in stops if not s["marked"]
+    ]
+    faults += [
+        f"the focus is out of sight on {s['tag']} {s['name']!r}" for s in stops if not s["shown"]
+    ]
     if after is not None and after["stop"] != stops[0]["stop"]:
         faults.append(f"the focus is caught at {after['tag']} {after['name']!r}")
     return faults

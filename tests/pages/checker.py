@@ -111,7 +111,9 @@ EMPTY_OUTPUTS = """() => [...document.querySelectorAll('.cell_output')].filter((
 
 def chromium_path() -> str | None:
     """Return the browser of the system, or None for playwright's own."""
-    return os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    return (
+        os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    )
 
 
 @contextmanager
@@ -135,7 +137,9 @@ class Watched:
 
     def __init__(self, browser, address: str, *, viewport=None, dark=False):
         self.host = urlparse(address).netloc
-        self.context = browser.new_context(viewport=viewport or DESKTOP, color_scheme="dark" if dark else "light")
+        self.context = browser.new_context(
+            viewport=viewport or DESKTOP, color_scheme="dark" if dark else "light"
+        )
         self.page = self.context.new_page()
         self.faults: list[str] = []
         self.page.on("request", self._on_request)
@@ -171,14 +175,19 @@ class Watched:
         """Load a page and wait until nothing moves any more and the mathematics is typeset."""
         self.page.goto(url, wait_until="load")
         self.page.evaluate(TYPESET)
-        self.page.evaluate("() => document.fonts.ready.then(() => new Promise(requestAnimationFrame))")
+        self.page.evaluate(
+            "() => document.fonts.ready.then(() => new Promise(requestAnimationFrame))"
+        )
         return self
 
 
 def check_mathematics(page, expected: int = 0) -> list[str]:
     """Every formula is typeset, and none is left in TeX."""
     faults = [
-        f"TeX error: {t}" for t in page.eval_on_selector_all("mjx-merror", "a => a.map(e => e.title || e.textContent)")
+        f"TeX error: {t}"
+        for t in page.eval_on_selector_all(
+            "mjx-merror", "a => a.map(e => e.title || e.textContent)"
+        )
     ]
     found = page.locator("mjx-container").count()
     if found < expected:
@@ -216,7 +225,9 @@ def check_content(page) -> list[str]:
 
 def formulas_in(html: str) -> int:
     """Count the formulas that the source of a page holds."""
-    return len(re.findall(r'class="math notranslate', html)) + len(re.findall(r"\\\(.+?\\\)", _claims(html)))
+    return len(re.findall(r'class="math notranslate', html)) + len(
+        re.findall(r"\\\(.+?\\\)", _claims(html))
+    )
 
 
 def _claims(html: str) -> str:
@@ -232,7 +243,11 @@ def check_notebook(path: Path) -> list[str]:
         nbformat.validate(notebook)
     except (ValueError, TypeError, AttributeError, KeyError, nbformat.ValidationError) as error:
         return [f"{path.name} is no notebook: {error}"]
-    cells = [c for c in notebook.cells if c.cell_type == "code" and "book-install" not in c.metadata.get("tags", [])]
+    cells = [
+        c
+        for c in notebook.cells
+        if c.cell_type == "code" and "book-install" not in c.metadata.get("tags", [])
+    ]
     faults = [] if cells else [f"{path.name} has no code"]
     if cells and not any(c.outputs for c in cells):
         faults.append(f"{path.name} has no outputs")

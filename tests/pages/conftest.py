@@ -14,9 +14,13 @@ HTML = Path(__file__).resolve().parents[2] / "_build" / "html"
 def pytest_generate_tests(metafunc):
     """Run a test once for each page of the built book."""
     if "built_page" in metafunc.fixturenames:
-        pages = sorted(str(p.relative_to(HTML)) for p in HTML.rglob("*.html") if "_static" not in p.parts)
+        pages = sorted(
+            str(p.relative_to(HTML)) for p in HTML.rglob("*.html") if "_static" not in p.parts
+        )
         pages = [page for page in pages if page != "index.html"]  # the redirect has its own test
-        metafunc.parametrize("built_page", pages or [pytest.param("none", id="the book is not built")])
+        metafunc.parametrize(
+            "built_page", pages or [pytest.param("none", id="the book is not built")]
+        )
 
 
 @pytest.fixture(scope="session")

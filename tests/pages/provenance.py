@@ -63,7 +63,11 @@ def expected_text(target: str, docname: str, records: Records) -> str:
     """Return what ``{glue:text}`` must show."""
     page, _, name = target.rpartition("::")
     name, _, form = name.partition(":")
-    home = posixpath.normpath(posixpath.join(posixpath.dirname(docname), page)).removesuffix(".md") if page else docname
+    home = (
+        posixpath.normpath(posixpath.join(posixpath.dirname(docname), page)).removesuffix(".md")
+        if page
+        else docname
+    )
     value = records.glued(home)[name]
     try:
         value = ast.literal_eval(value)
@@ -88,10 +92,16 @@ def check_pictures(page: str, records: Records, docnames: list[str]) -> list[str
         for output in outputs(records[docname][1]):
             for kind, data in output.get("data", {}).items():
                 if kind.endswith("image/svg+xml"):  # as myst-nb names the file
-                    made.add(hashlib.sha256(os.linesep.join(data.splitlines()).encode()).hexdigest())
+                    made.add(
+                        hashlib.sha256(os.linesep.join(data.splitlines()).encode()).hexdigest()
+                    )
                 elif kind.endswith("image/png"):
                     made.add(hashlib.sha256(base64.b64decode(data)).hexdigest())
-    return [f"picture {m['digest'][:12]} is no output" for m in PICTURE.finditer(page) if m["digest"] not in made]
+    return [
+        f"picture {m['digest'][:12]} is no output"
+        for m in PICTURE.finditer(page)
+        if m["digest"] not in made
+    ]
 
 
 def check_prints(page: str, docname: str, records: Records) -> list[str]:
@@ -99,7 +109,9 @@ def check_prints(page: str, docname: str, records: Records) -> list[str]:
     text = squeezed(html.unescape(re.sub(r"<[^>]+>", "", page)))
     missing = []
     _, executed, source = records[docname]
-    for cell, tags in zip(code(executed), (c.metadata.get("tags", []) for c in code(source)), strict=True):
+    for cell, tags in zip(
+        code(executed), (c.metadata.get("tags", []) for c in code(source)), strict=True
+    ):
         if {"remove-output", "remove-cell"} & set(tags):
             continue
         for output in cell.outputs:
@@ -111,7 +123,9 @@ def check_prints(page: str, docname: str, records: Records) -> list[str]:
 def plain(output) -> str:
     """Return the text of a result that is shown as text, and nothing for the others."""
     data = output.get("data", {})
-    shown_otherwise = any(kind in data for kind in ("text/html", "image/svg+xml", "image/png", "text/markdown"))
+    shown_otherwise = any(
+        kind in data for kind in ("text/html", "image/svg+xml", "image/png", "text/markdown")
+    )
     return "" if shown_otherwise else data.get("text/plain", "")
 
 
@@ -123,7 +137,9 @@ def squeezed(text: str) -> str:
     return re.sub(r"\s+", "", text)
 
 
-def check_record(entry: dict, docname: str, records: Records, after: float | None = None) -> list[str]:
+def check_record(
+    entry: dict, docname: str, records: Records, after: float | None = None
+) -> list[str]:
     """The published record is that of the execution, in this state, of this source; and not older than allowed."""
     found, executed, source = records[docname]
     faults = []
@@ -138,5 +154,7 @@ def check_record(entry: dict, docname: str, records: Records, after: float | Non
         faults.append("the published values are not those of the execution")
     if after is not None and moment.timestamp() < after:
         begun = datetime.fromtimestamp(after, UTC)
-        faults.append(f"was executed at {moment:%H:%M:%S}, before this run began ({begun:%H:%M:%S})")
+        faults.append(
+            f"was executed at {moment:%H:%M:%S}, before this run began ({begun:%H:%M:%S})"
+        )
     return faults

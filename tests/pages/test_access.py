@@ -49,7 +49,10 @@ def planted(tmp_path, browser):
         ("<button></button>", "button-name"),
         ("<a href='#x'></a>", "link-name"),
         ("<div role='list'><a href='#x'>x</a></div>", "aria-required-children"),
-        ("<details><summary>more</summary><p style='color: #aaa'>pale</p></details>", "color-contrast"),
+        (
+            "<details><summary>more</summary><p style='color: #aaa'>pale</p></details>",
+            "color-contrast",
+        ),
     ],
 )
 def test_a_planted_violation_is_found(planted, body, rule):
@@ -81,7 +84,9 @@ def test_the_keyboard_leads_through_an_unspoilt_page(planted):
     assert planted("<a href='#1'>one</a> <button>two</button>", walk_faults) == []
 
 
-@pytest.mark.parametrize("name", ["book/index.html", CHAPTER, "book/scoreboard.html", "search.html"])
+@pytest.mark.parametrize(
+    "name", ["book/index.html", CHAPTER, "book/scoreboard.html", "search.html"]
+)
 @pytest.mark.parametrize("view", [None, PHONE], ids=["desktop", "phone"])
 def test_the_keyboard_leads_through_a_page(name, view, browser, site):
     with Watched(browser, site, viewport=view) as watched:
@@ -102,7 +107,13 @@ def test_the_keyboard_reaches_search_contents_and_proofs(browser, site):
     with Watched(browser, site) as watched:
         stops = walk(watched.open(f"{site}/{CHAPTER}").page)
     names = " | ".join(f"{s['tag']} {s['name']}" for s in stops)
-    for expected in ("BUTTON Search", "A 1. Attention as a map", "SUMMARY Proof", "A next", "A Scoreboard"):
+    for expected in (
+        "BUTTON Search",
+        "A 1. Attention as a map",
+        "SUMMARY Proof",
+        "A next",
+        "A Scoreboard",
+    ):
         assert expected in " ".join(names.split()), names
     formulas = [s for s in stops if "MJX" in s["tag"] and not s["scrolls"]]
     assert formulas == [], "a formula is a stop only if it scrolls"
@@ -127,7 +138,9 @@ def test_a_solution_opens_with_a_key(browser, site):
         assert button.count() == 1, "a folded solution has a button"
         button.focus()
         page.keyboard.press("Enter")
-        assert page.locator("article .solution").first.evaluate("(e) => !e.classList.contains('toggle-hidden')")
+        assert page.locator("article .solution").first.evaluate(
+            "(e) => !e.classList.contains('toggle-hidden')"
+        )
 
 
 def test_the_search_opens_and_closes_with_keys(browser, site):

@@ -18,7 +18,10 @@ from checker import (
 
 HEAD = """<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>A page</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">%s</head>"""
-GOOD = HEAD % "" + "<body><article><h1>A page</h1><p>Words, <code>$HOME \\\\frac</code>.</p></article></body></html>"
+GOOD = (
+    HEAD % ""
+    + "<body><article><h1>A page</h1><p>Words, <code>$HOME \\\\frac</code>.</p></article></body></html>"
+)
 
 
 def page_with(body: str = "", head: str = "") -> str:
@@ -55,11 +58,15 @@ def test_a_good_page_has_no_fault(faults):
         (page_with("<p>so \\(x\\) is</p>"), "TeX in the text"),
         (page_with("<p>so $$x^2$$ is</p>"), "TeX in the text"),
         (
-            page_with("<mjx-container><mjx-merror title='Undefined'>x</mjx-merror></mjx-container>"),
+            page_with(
+                "<mjx-container><mjx-merror title='Undefined'>x</mjx-merror></mjx-container>"
+            ),
             "TeX error",
         ),
         (
-            page_with("<mjx-container><mjx-mtext style='color: red'>\\oops</mjx-mtext></mjx-container>"),
+            page_with(
+                "<mjx-container><mjx-mtext style='color: red'>\\oops</mjx-mtext></mjx-container>"
+            ),
             "undefined",
         ),
         (page_with('<span class="math notranslate">x</span>'), "0 formulas are typeset"),
@@ -93,7 +100,9 @@ def test_what_scrolls_in_its_own_box_is_no_fault(faults):
 
 
 def notebook(**changes) -> str:
-    cell = nbformat.v4.new_code_cell("1", execution_count=1, outputs=[nbformat.v4.new_output("stream", text="1")])
+    cell = nbformat.v4.new_code_cell(
+        "1", execution_count=1, outputs=[nbformat.v4.new_output("stream", text="1")]
+    )
     cell.update(changes.get("code", {}))
     prose = nbformat.v4.new_markdown_cell(changes.get("prose", "# Words, `{eq}` and $x$"))
     return nbformat.writes(nbformat.v4.new_notebook(cells=[prose, cell]))

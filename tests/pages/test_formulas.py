@@ -3,7 +3,12 @@
 import pytest
 from checker import DESKTOP, PHONE, TYPESET, Watched, check_width
 
-PAGES = ["notebooks/05_general_upper_bound", "notebooks/07_mean_field", "notebooks/rivals", "book/scoreboard"]
+PAGES = [
+    "notebooks/05_general_upper_bound",
+    "notebooks/07_mean_field",
+    "notebooks/rivals",
+    "book/scoreboard",
+]
 OPEN = "() => document.querySelectorAll('details').forEach((d) => { d.open = true; })"
 SETTLED = "() => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 300)))"
 

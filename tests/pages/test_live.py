@@ -15,7 +15,10 @@ ROOT = Path(__file__).resolve().parents[2]
 HTML = ROOT / "_build" / "html"
 LIMIT = 15_000  # bytes of script a page
 TOLERANCE = 1e-6
-PAGES = {"attention": "notebooks/live_attention.html", "two-points": "notebooks/live_two_points.html"}
+PAGES = {
+    "attention": "notebooks/live_attention.html",
+    "two-points": "notebooks/live_two_points.html",
+}
 HOOKS = {"attention": "liveAttention", "two-points": "liveTwoPoints"}
 
 SCENES = {
@@ -89,7 +92,12 @@ def same(text: str, value: float) -> bool:
 
 def laid_out(state: dict) -> torch.Tensor:
     """All n tokens of a scene, copies one after another."""
-    return torch.cat([torch.tensor([[x, y]], dtype=torch.float64).expand(int(c), 2) for x, y, c in state["tokens"]])
+    return torch.cat(
+        [
+            torch.tensor([[x, y]], dtype=torch.float64).expand(int(c), 2)
+            for x, y, c in state["tokens"]
+        ]
+    )
 
 
 def attention_of(state: dict) -> Attention:
@@ -107,7 +115,9 @@ def test_the_constant_and_the_worst_nudge_are_those_of_the_package(opened, name)
     assert same(shown(opened["attention"], "norm"), truth)
     h, response = (torch.tensor(state[key], dtype=torch.float64) for key in ("h", "response"))
     assert h.norm().item() == pytest.approx(1, rel=TOLERANCE)
-    assert J.matvec(h).norm().item() == pytest.approx(truth, rel=TOLERANCE), "the nudge is not the worst"
+    assert J.matvec(h).norm().item() == pytest.approx(truth, rel=TOLERANCE), (
+        "the nudge is not the worst"
+    )
     assert torch.allclose(J.matvec(h), response, atol=TOLERANCE * truth)
 
 
@@ -118,7 +128,9 @@ def test_the_weights_are_those_of_the_package(opened, name):
     last = torch.tensor(counts).cumsum(0) - 1
     rows = attention_of(state).weights(laid_out(state))[0][last]  # of the last copy of each token
     P = torch.stack([part.sum(-1) for part in rows.split(counts, dim=-1)], dim=-1)
-    assert torch.allclose(torch.tensor(state["P"], dtype=torch.float64), P, rtol=TOLERANCE, atol=1e-12)
+    assert torch.allclose(
+        torch.tensor(state["P"], dtype=torch.float64), P, rtol=TOLERANCE, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("name", SCENES)
@@ -132,7 +144,9 @@ def test_the_bounds_are_those_of_the_package(opened, name):
     truth = {
         "local": bounds.local_upper(f, X).item(),
         "ball": ball(n=len(X), **size),
-        "any": bounds.masked_upper(n=10**40, **size) if state["causal"] else bounds.mean_field_upper(**size),
+        "any": bounds.masked_upper(n=10**40, **size)
+        if state["causal"]
+        else bounds.mean_field_upper(**size),
         "published": bounds.general_upper(n=len(X), **size),
     }
     assert state["bounds"] == pytest.approx(truth, rel=TOLERANCE)
@@ -144,13 +158,19 @@ def test_the_kinds_of_a_are_what_they_are_called(opened):
     kinds = {}
     for family in ("away", "alike", "symmetric", "antisymmetric", "rotation", "general"):
         change = {"family": family, "strength": 1.5, "turn": 40, "second": 0.3}
-        kinds[family] = torch.tensor(scene_in(opened["attention"], "liveAttention", change)["A"]).double().reshape(2, 2)
+        kinds[family] = (
+            torch.tensor(scene_in(opened["attention"], "liveAttention", change)["A"])
+            .double()
+            .reshape(2, 2)
+        )
     eye = torch.eye(2, dtype=torch.float64)
     assert torch.allclose(kinds["away"], -1.5 * eye) and torch.allclose(kinds["alike"], 1.5 * eye)
     assert torch.allclose(kinds["symmetric"], kinds["symmetric"].T)
     assert torch.allclose(kinds["antisymmetric"], -kinds["antisymmetric"].T, atol=1e-6)
     assert torch.allclose(kinds["rotation"].T @ kinds["rotation"], 2.25 * eye, atol=1e-6)
-    assert torch.allclose(torch.linalg.svdvals(kinds["general"]), torch.tensor([1.5, 0.45], dtype=torch.float64))
+    assert torch.allclose(
+        torch.linalg.svdvals(kinds["general"]), torch.tensor([1.5, 0.45], dtype=torch.float64)
+    )
 
 
 @pytest.mark.parametrize(
@@ -173,9 +193,15 @@ def test_the_words_say_what_copying_does(opened):
     page = opened["attention"]
     scene_in(page, "liveAttention", {**PLAIN, **SCENES["symmetric"]})
     assert "multiplies it by 1.00, however often" in page.locator(".live-words").inner_text()
-    state = scene_in(page, "liveAttention", {**SCENES["copies that part"], "tokens": [[1.3, -0.7, 1], [-1.2, 0.1, 44]]})
+    state = scene_in(
+        page,
+        "liveAttention",
+        {**SCENES["copies that part"], "tokens": [[1.3, -0.7, 1], [-1.2, 0.1, 44]]},
+    )
     assert "copies can part" in page.locator(".live-words").inner_text()
-    doubled = scene_in(page, "liveAttention", {"tokens": [[x, y, 2 * c] for x, y, c in state["tokens"]]})
+    doubled = scene_in(
+        page, "liveAttention", {"tokens": [[x, y, 2 * c] for x, y, c in state["tokens"]]}
+    )
     assert state["copied"] == pytest.approx(doubled["norm"], rel=TOLERANCE)
     assert doubled["norm"] > state["norm"] * 1.01
 
@@ -201,7 +227,9 @@ def test_two_points_have_the_numbers_of_the_package(opened, p, radius, gamma):
     assert state["matrix"] == pytest.approx(pair.derivative.flatten().tolist(), rel=TOLERANCE)
     at_peak = TwoDirac(state["peakMass"], radius, gamma).constant.item()
     assert at_peak == pytest.approx(truth["peak"], rel=TOLERANCE)
-    assert same(shown(page, "constant"), truth["constant"]) and same(shown(page, "meanField"), truth["meanField"])
+    assert same(shown(page, "constant"), truth["constant"]) and same(
+        shown(page, "meanField"), truth["meanField"]
+    )
 
 
 def centre(locator) -> tuple[float, float]:
@@ -227,7 +255,9 @@ def test_dragging_with_the_mouse(browser, site):
         assert after["tokens"][0] == before["tokens"][0]
         assert shown(page, "norm") != number
         moved = centre(token)
-        assert moved == pytest.approx((x - 60, y + 30), abs=1.5), "the token is not under the pointer"
+        assert moved == pytest.approx((x - 60, y + 30), abs=1.5), (
+            "the token is not under the pointer"
+        )
     assert watched.faults == []
 
 
@@ -245,13 +275,21 @@ def test_dragging_with_a_finger(browser, site, name, read):
     x, y = centre(handle.locator(".live-dot"))
     way = (0, 1) if name == "attention" else (-1, 0)
     touch = page.context.new_cdp_session(page)
-    for kind, far in [("touchStart", 0), ("touchMove", 20), ("touchMove", 40), ("touchMove", 60), ("touchEnd", None)]:
+    for kind, far in [
+        ("touchStart", 0),
+        ("touchMove", 20),
+        ("touchMove", 40),
+        ("touchMove", 60),
+        ("touchEnd", None),
+    ]:
         points = [] if far is None else [{"x": x + way[0] * far, "y": y + way[1] * far}]
         touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
     page.wait_for_function(f"before => {HOOKS[name]}.state().{read} < before", arg=before)
     moved = centre(handle.locator(".live-dot"))
     along = 0 if way[0] else 1
-    assert moved[along] - (x, y)[along] == pytest.approx(60 * way[along], abs=3), "it does not follow the finger"
+    assert moved[along] - (x, y)[along] == pytest.approx(60 * way[along], abs=3), (
+        "it does not follow the finger"
+    )
     assert page.evaluate("scrollY") == scrolled, "the page moved under the finger"
     context.close()
 
@@ -266,7 +304,9 @@ def test_the_keyboard_alone(browser, site, name):
             if handle.evaluate("e => e === document.activeElement"):
                 break
         assert handle.evaluate("e => e.matches(':focus-visible')")
-        assert handle.locator(".live-touch").evaluate("e => getComputedStyle(e).stroke") != "none", "focus is not seen"
+        assert (
+            handle.locator(".live-touch").evaluate("e => getComputedStyle(e).stroke") != "none"
+        ), "focus is not seen"
         # in the units of the picture three pixels would cover the page
         assert handle.evaluate("e => getComputedStyle(e).outlineStyle") == "none"
         place = "tokens[0][0]" if name == "attention" else "p"
@@ -278,7 +318,9 @@ def test_the_keyboard_alone(browser, site, name):
         assert one > start and page.evaluate(read) - one > 3 * (one - start)
         assert handle.evaluate("e => e.outerHTML") != label, "its name does not tell where it is"
         words = page.locator(f"#live-{name} .live-words").inner_text()
-        page.wait_for_function(f"() => document.querySelector('#live-{name} [role=status]').textContent")
+        page.wait_for_function(
+            f"() => document.querySelector('#live-{name} [role=status]').textContent"
+        )
         assert page.locator(f"#live-{name} [role=status]").inner_text() == words
     assert watched.faults == []
 
@@ -306,7 +348,10 @@ def test_the_experiments_do_what_the_page_says(opened):
     page, counts = opened["attention"], [1, 16, 64, 256]
     page.get_by_role("button", name="Set it up").first.click()
     start = page.evaluate("liveAttention.state()")
-    found = [scene_in(page, "liveAttention", {"tokens": [start["tokens"][0], [1.5, 0, k]]})["norm"] for k in counts]
+    found = [
+        scene_in(page, "liveAttention", {"tokens": [start["tokens"][0], [1.5, 0, k]]})["norm"]
+        for k in counts
+    ]
     told = page.locator(".live-try-root").inner_text()
     assert all(f"{value:.2f}" in told for value in found)
 
@@ -382,5 +427,7 @@ def test_the_script_is_small_and_only_on_its_page(name):
     pages = {p: p.read_text(encoding="utf8") for p in HTML.rglob("*.html")}
     users = [str(p.relative_to(HTML)) for p, text in pages.items() if script.name in text]
     assert users == [PAGES[name]]
-    loaded = re.findall(r"<script[^>]+src=\"[^\"]*(live[^\"?]*)", (HTML / PAGES[name]).read_text(encoding="utf8"))
+    loaded = re.findall(
+        r"<script[^>]+src=\"[^\"]*(live[^\"?]*)", (HTML / PAGES[name]).read_text(encoding="utf8")
+    )
     assert loaded == [f"live-{name}.js"]

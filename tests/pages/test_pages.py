@@ -25,12 +25,18 @@ GENERATED = {"index.html", "genindex.html", "search.html", "prf-prf.html", "py-m
 def toc_pages() -> list[str]:
     """The pages that the table of contents promises."""
     toc = yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf8"))
-    chapters = [c for part in toc.get("parts", []) for c in part["chapters"]] + toc.get("chapters", [])
+    chapters = [c for part in toc.get("parts", []) for c in part["chapters"]] + toc.get(
+        "chapters", []
+    )
     return [toc["root"]] + [c["file"] for c in chapters]
 
 
 def notebooks() -> list[str]:
-    return [p for p in toc_pages() if "kernelspec" in (ROOT / f"{p}.md").read_text(encoding="utf8")[:400]]
+    return [
+        p
+        for p in toc_pages()
+        if "kernelspec" in (ROOT / f"{p}.md").read_text(encoding="utf8")[:400]
+    ]
 
 
 def test_the_pages_are_those_of_the_contents():
@@ -68,8 +74,12 @@ def test_a_page_on_a_phone(built_page, browser, site):
 def test_a_page_needs_nothing_from_outside(built_page):
     """No address in the page would be loaded from elsewhere, even if a browser did not try."""
     html = (HTML / built_page).read_text(encoding="utf8")
-    loaded = re.findall(r"<(?:script|img|iframe|source|video|audio)[^>]+src=[\"']((?:https?:)?//[^\"']+)", html)
-    loaded += [t for t in re.findall(r"<link[^>]+>", html) if re.search(r"href=[\"'](?:https?:)?//", t)]
+    loaded = re.findall(
+        r"<(?:script|img|iframe|source|video|audio)[^>]+src=[\"']((?:https?:)?//[^\"']+)", html
+    )
+    loaded += [
+        t for t in re.findall(r"<link[^>]+>", html) if re.search(r"href=[\"'](?:https?:)?//", t)
+    ]
     assert [t for t in loaded if 'rel="canonical"' not in t] == []
 
 
@@ -78,9 +88,17 @@ def test_links_inside_the_book_lead_somewhere(built_page):
     broken = []
     for link in set(re.findall(r"<a[^>]+href=\"([^\"#][^\"]*|#[^\"]+)\"", html)):
         url = urlparse(urljoin(f"book:/{built_page}", unquote(link)))
-        if url.scheme not in ("book", "") or link.startswith(("mailto:", "javascript:")) or "://" in link:
+        if (
+            url.scheme not in ("book", "")
+            or link.startswith(("mailto:", "javascript:"))
+            or "://" in link
+        ):
             continue
-        target = (HTML / built_page).parent / unquote(urlparse(link).path) if urlparse(link).path else HTML / built_page
+        target = (
+            (HTML / built_page).parent / unquote(urlparse(link).path)
+            if urlparse(link).path
+            else HTML / built_page
+        )
         if not target.exists():
             broken.append(link)
         elif urlparse(link).fragment and target.suffix == ".html":

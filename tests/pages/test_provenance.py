@@ -48,8 +48,9 @@ def test_every_executed_page_has_a_record(published):
 def test_a_page_was_executed_in_this_state(docname, records, published):
     assert check_record(published[docname], docname, records, AFTER) == []
     moment = datetime.strptime(published[docname]["executed"], "%Y-%m-%dT%H:%M:%SZ")
-    assert f"Executed on {moment.day} {moment:%B %Y at %H:%M} UTC in {published[docname]['seconds']:.0f} s" in built(
-        docname
+    assert (
+        f"Executed on {moment.day} {moment:%B %Y at %H:%M} UTC in {published[docname]['seconds']:.0f} s"
+        in built(docname)
     )
 
 
@@ -71,20 +72,31 @@ def test_the_outputs_of_a_page_are_those_of_the_execution(docname, records):
 def page(records):
     """A page with glued numbers, pictures and printed lines."""
     for docname in notebooks():
-        if GLUED.search(written(docname)) and "_images/" in built(docname) and 'class="output stream' in built(docname):
+        if (
+            GLUED.search(written(docname))
+            and "_images/" in built(docname)
+            and 'class="output stream' in built(docname)
+        ):
             return docname
     raise AssertionError("no page has all three")
 
 
 def test_another_number_is_found(page, records):
-    text = next(m for m in built(page).split('<span class="pasted-text">')[1:]).partition("</span>")[0]
+    text = next(m for m in built(page).split('<span class="pasted-text">')[1:]).partition(
+        "</span>"
+    )[0]
     changed = built(page).replace(f'"pasted-text">{text}<', '"pasted-text">123456789<', 1)
     found = check_numbers(changed, written(page), page, records)
-    assert f"does not show {html.unescape(text)}" in found and "shows 123456789, which no execution found" in found
+    assert (
+        f"does not show {html.unescape(text)}" in found
+        and "shows 123456789, which no execution found" in found
+    )
 
 
 def test_a_glued_value_that_was_replaced_by_a_typed_one_is_found(page, records):
-    text = next(m for m in built(page).split('<span class="pasted-text">')[1:]).partition("</span>")[0]
+    text = next(m for m in built(page).split('<span class="pasted-text">')[1:]).partition(
+        "</span>"
+    )[0]
     typed = built(page).replace(f'<span class="pasted-text">{text}</span>', text, 1)
     assert check_numbers(typed, written(page), page, records)
 
@@ -105,7 +117,10 @@ def test_another_print_is_found(page, records):
 def test_a_stale_record_is_found(page, records, published):
     entry = published[page]
     assert any("state" in f for f in check_record({**entry, "state": "0" * 16}, page, records))
-    assert any("executed at" in f for f in check_record({**entry, "executed": "2001-01-01T00:00:00Z"}, page, records))
+    assert any(
+        "executed at" in f
+        for f in check_record({**entry, "executed": "2001-01-01T00:00:00Z"}, page, records)
+    )
     assert any("values" in f for f in check_record({**entry, "glued": {}}, page, records))
     tomorrow = datetime.now(UTC).timestamp() + 86400
     assert any("before this run began" in f for f in check_record(entry, page, records, tomorrow))
@@ -116,7 +131,9 @@ def test_a_source_that_was_not_executed_is_found(page, tmp_path):
     cache = tmp_path / "_build" / ".jupyter_cache"
     cache.mkdir(parents=True)
     (cache / STATE).symlink_to(ROOT / "_build" / ".jupyter_cache" / STATE)
-    changed = written(page).replace("```{code-cell} ipython3\n", "```{code-cell} ipython3\nchanged = 1\n")
+    changed = written(page).replace(
+        "```{code-cell} ipython3\n", "```{code-cell} ipython3\nchanged = 1\n"
+    )
     (tmp_path / f"{page}.md").write_text(changed, encoding="utf8")
     with pytest.raises(KeyError):
         Records(tmp_path, STATE)[page]

@@ -13,8 +13,16 @@ LOCAL = HTML.as_uri()
 
 # On which page, and what is hovered there, and what must then be read.
 HOVERED = [
-    ("notebooks/07_mean_field", "a.internal[href='06_lower_bound.html#def-score-gap']", "Score gap"),
-    ("notebooks/05_general_upper_bound", "a.internal[href*='bibliography.html#']", "How smooth is attention"),
+    (
+        "notebooks/07_mean_field",
+        "a.internal[href='06_lower_bound.html#def-score-gap']",
+        "Score gap",
+    ),
+    (
+        "notebooks/05_general_upper_bound",
+        "a.internal[href*='bibliography.html#']",
+        "How smooth is attention",
+    ),
     ("notebooks/05_general_upper_bound", "a.internal[href='#equation-eq-upper-general']", "Lip"),
     ("notebooks/09_masked_attention", "a.internal[href*='glossary.html#term']", "running means"),
     ("book/scoreboard", "a.internal[href$='#claim-upper-general']", "proved"),
@@ -49,7 +57,12 @@ def test_a_reference_shows_what_it_refers_to(name, selector, words, where, brows
         assert r"\(" not in preview.inner_text(), "its formulas are typeset"
         assert page.locator("#book-preview mjx-merror").count() == 0
         box = preview.bounding_box()
-        assert box["x"] >= 0 and box["y"] >= 0 and box["x"] + box["width"] <= 1280 and box["y"] + box["height"] <= 901
+        assert (
+            box["x"] >= 0
+            and box["y"] >= 0
+            and box["x"] + box["width"] <= 1280
+            and box["y"] + box["height"] <= 901
+        )
         page.keyboard.press("Escape")
         page.wait_for_selector("#book-preview", state="detached")
     assert watched.faults == []
@@ -123,9 +136,12 @@ def test_the_search_finds_symbols_by_name(words, browser, site):
     with Watched(browser, site) as watched:
         page = watched.open(f"{site}/search.html?q={quote(words)}").page
         page.wait_for_selector("#search-results ul.search li a")
-        page.wait_for_function("/finished|found/.test(document.querySelector('#search-results').innerText)")
+        page.wait_for_function(
+            "/finished|found/.test(document.querySelector('#search-results').innerText)"
+        )
         links = page.eval_on_selector_all(
-            "#search-results ul.search > li > a", "a => a.slice(0, 3).map(e => e.getAttribute('href').split('#')[0])"
+            "#search-results ul.search > li > a",
+            "a => a.slice(0, 3).map(e => e.getAttribute('href').split('#')[0])",
         )
     assert any(link.endswith(f"{SEARCHES[words]}.html") for link in links), links
 
@@ -153,7 +169,9 @@ PRINTED_FAULTS = """() => {
 
 @pytest.mark.parametrize("page_name", notebooks())
 def test_a_page_on_paper_is_open_and_nothing_is_cut_off(page_name, browser, site):
-    with Watched(browser, site, viewport={"width": 760, "height": 1075}) as watched:  # A4 within its margins
+    with Watched(
+        browser, site, viewport={"width": 760, "height": 1075}
+    ) as watched:  # A4 within its margins
         page = watched.open(f"{site}/{page_name}.html").page
         page.emulate_media(media="print")
         page.evaluate("dispatchEvent(new Event('beforeprint'))")
@@ -187,7 +205,9 @@ def test_the_text_can_be_read_before_the_formulas_are_set(browser, site):
             page = watched.open(f"{site}/{name}.html").page
             first = page.evaluate(FIRST_TEXT)
             typeset = page.evaluate("performance.now()")
-        lines.append(f"{name:40} {own_weight(name) / 1000:7.0f} kB {first:7.0f} ms {typeset:6.0f} ms")
+        lines.append(
+            f"{name:40} {own_weight(name) / 1000:7.0f} kB {first:7.0f} ms {typeset:6.0f} ms"
+        )
         slow += [] if first and first < typeset else [lines[-1]]
     (HTML.parent / "reading.txt").write_text("\n".join(lines) + "\n", encoding="utf8")
     assert slow == []
@@ -199,7 +219,9 @@ def test_claims_and_scoreboard_lead_to_each_other():
     claims = {}
     for name in notebooks():
         html = (HTML / f"{name}.html").read_text(encoding="utf8")
-        claims |= {key: html for key in re.findall(r'<div class="claim [^>]*id="claim-([^"]+)"', html)}
+        claims |= {
+            key: html for key in re.findall(r'<div class="claim [^>]*id="claim-([^"]+)"', html)
+        }
     assert rows == set(claims) and rows
     for key, html in claims.items():
         assert f'book/scoreboard.html#board-{key}"' in html
@@ -209,14 +231,23 @@ def test_claims_and_scoreboard_lead_to_each_other():
 def test_the_scoreboard_needs_no_sideways_scrolling_on_a_phone(browser, site):
     with Watched(browser, site, viewport=PHONE) as watched:
         page = watched.open(f"{site}/book/scoreboard.html").page
-        box = page.locator("table.scoreboard").first.evaluate("(e) => [e.scrollWidth, e.parentElement.clientWidth]")
+        box = page.locator("table.scoreboard").first.evaluate(
+            "(e) => [e.scrollWidth, e.parentElement.clientWidth]"
+        )
         assert box[0] <= box[1] + 1
-        assert page.locator("table.scoreboard tbody tr").first.evaluate("(e) => getComputedStyle(e).display") == "block"
+        assert (
+            page.locator("table.scoreboard tbody tr").first.evaluate(
+                "(e) => getComputedStyle(e).display"
+            )
+            == "block"
+        )
 
 
 def test_the_first_page_shows_its_findings():
     html = (HTML / "book" / "index.html").read_text(encoding="utf8")
-    found = html[html.index('<section id="what-was-found">') : html.index('<section id="how-to-read">')]
+    found = html[
+        html.index('<section id="what-was-found">') : html.index('<section id="how-to-read">')
+    ]
     cards = re.split(r'<div class="sd-card ', found)[1:]
     assert len(cards) == 5
     for card in cards:

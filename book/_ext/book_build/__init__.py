@@ -41,7 +41,24 @@ __version__ = "1.0"
 
 def setup(app: Sphinx) -> dict:
     """Register every part of the extension."""
-    parts = execution, offline, pages, provenance, downloads, live, scoreboard, versions, editions, hover, finding
+    parts = (
+        execution,
+        offline,
+        pages,
+        provenance,
+        downloads,
+        live,
+        scoreboard,
+        versions,
+        editions,
+        hover,
+        finding,
+    )
     for part in parts:
         part.setup(app)
-    return {"version": __version__, "env_version": 3, "parallel_read_safe": False, "parallel_write_safe": True}
+    return {
+        "version": __version__,
+        "env_version": 3,
+        "parallel_read_safe": False,
+        "parallel_write_safe": True,
+    }

@@ -59,8 +59,16 @@ class References:
             if entry is None:
                 cited.append((key, ""))
                 continue
-            names = [" ".join(p.last_names) or " ".join(p.first_names) for p in entry.persons["author"]]
-            who = names[0] if len(names) == 1 else " and ".join(names) if len(names) == 2 else f"{names[0]} et al."
+            names = [
+                " ".join(p.last_names) or " ".join(p.first_names) for p in entry.persons["author"]
+            ]
+            who = (
+                names[0]
+                if len(names) == 1
+                else " and ".join(names)
+                if len(names) == 2
+                else f"{names[0]} et al."
+            )
             cited.append((who, entry.fields.get("year", "")))
         if role in ("cite:t", "cite:ts", "cite:ct"):
             return ", ".join(f"{who} ({year})" for who, year in cited)
@@ -68,7 +76,11 @@ class References:
 
     def _proof(self, text: str, label: str) -> str:
         item = getattr(self.env, "proof_list", {}).get(label)
-        words = text or f"{item['realtype'].capitalize() if item else ''} {self.number(label)}".strip() or label
+        words = (
+            text
+            or f"{item['realtype'].capitalize() if item else ''} {self.number(label)}".strip()
+            or label
+        )
         return self._to(words, item["docname"], f"#{label}") if item else words
 
     def _link(self, role: str, text: str, name: str) -> str:
@@ -83,10 +95,16 @@ class References:
             return self._proof(text, label)
         if docname not in self.env.titles:
             return f"[{text or name}]({name})"
-        return self._to(text or self.env.titles[docname].astext(), docname, f"#{anchor}" if anchor else "")
+        return self._to(
+            text or self.env.titles[docname].astext(), docname, f"#{anchor}" if anchor else ""
+        )
 
     def _page(self, path: str) -> str:
-        folder = PurePosixPath("/") if path.startswith("/") else PurePosixPath("/") / PurePosixPath(self.docname).parent
+        folder = (
+            PurePosixPath("/")
+            if path.startswith("/")
+            else PurePosixPath("/") / PurePosixPath(self.docname).parent
+        )
         parts: list[str] = []
         for part in (folder / path.lstrip("/")).parts[1:]:
             parts = parts[:-1] if part == ".." else [*parts, part]
@@ -165,7 +183,9 @@ def convert(app: Sphinx, docname: str) -> nbformat.NotebookNode:
         if cell.cell_type == "markdown":
             cell.source = converter.convert(cell.source)
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    notebook.metadata = nbformat.from_dict({"kernelspec": kernel, "language_info": {"name": "python"}})
+    notebook.metadata = nbformat.from_dict(
+        {"kernelspec": kernel, "language_info": {"name": "python"}}
+    )
     notebook.cells = [notebook.cells[0], *opening_cells(app, docname), *notebook.cells[1:]]
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     nbformat.validate(notebook)

@@ -41,7 +41,9 @@ def links(site: Path, repository: str, up: str, kinds=tuple(FILES)) -> str:
         for kind in kinds
         if (site / FILES[kind]).exists()
     ]
-    releases = f'<a class="reference external" href="{html.escape(repository)}/releases">release</a>'
+    releases = (
+        f'<a class="reference external" href="{html.escape(repository)}/releases">release</a>'
+    )
     if not items:
         return f"{BEGIN}<p>Each {releases} has the whole book as a PDF, and the site as an archive.</p>{END}"
     return f'{BEGIN}<ul class="simple take-away">{"".join(items)}</ul>{END}'
@@ -57,7 +59,9 @@ class TakeAway(SphinxDirective):
 
 def repository_of(root: Path) -> str:
     """Return the address of the repository."""
-    return yaml.safe_load((root / "_config.yml").read_text(encoding="utf8"))["repository"]["url"].rstrip("/")
+    return yaml.safe_load((root / "_config.yml").read_text(encoding="utf8"))["repository"][
+        "url"
+    ].rstrip("/")
 
 
 def pages_of(site: Path) -> list[Path]:
@@ -106,14 +110,20 @@ def note(site: Path, kind: str) -> None:
 
 def archive(site: Path, root: Path) -> Path:
     """Write everything that the site holds into one archive."""
-    version = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf8"))["project"]["version"]
+    version = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf8"))["project"][
+        "version"
+    ]
     target, repository = site / FILES["zip"], repository_of(root)
     target.unlink(missing_ok=True)
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as out:
-        for path in sorted(p for p in site.rglob("*") if p.is_file() and p.name not in NOT_ARCHIVED):
+        for path in sorted(
+            p for p in site.rglob("*") if p.is_file() and p.name not in NOT_ARCHIVED
+        ):
             name = path.relative_to(site)
             data = path.read_bytes()
-            if path.suffix == ".html" and BEGIN.encode() in data:  # the archive is not in the archive
+            if (
+                path.suffix == ".html" and BEGIN.encode() in data
+            ):  # the archive is not in the archive
                 here = links(site, repository, "../" * (len(name.parts) - 1), ("pdf",))
                 data = MARKED.sub(lambda _, here=here: here, data.decode("utf8")).encode("utf8")
             info = zipfile.ZipInfo(f"{NAME}-{version}/{name.as_posix()}", A_DATE)

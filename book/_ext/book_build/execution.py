@@ -79,7 +79,9 @@ def input_files(root: Path, inputs: list[str]) -> list[Path]:
     for name in inputs:
         path = root / name
         files.update(path.rglob("*") if path.is_dir() else [path])
-    return sorted(p for p in files if p.is_file() and "__pycache__" not in p.parts and p.suffix != ".pyc")
+    return sorted(
+        p for p in files if p.is_file() and "__pycache__" not in p.parts and p.suffix != ".pyc"
+    )
 
 
 def library_versions(names: list[str]) -> list[str]:
@@ -96,7 +98,10 @@ def library_versions(names: list[str]) -> list[str]:
 def digest(root: Path, inputs: list[str], libraries: list[str]) -> str:
     """Return 16 hexadecimal digits that change whenever a result could."""
     total = hashlib.sha256()
-    for line in [f"python {sys.version_info[0]}.{sys.version_info[1]}", *library_versions(libraries)]:
+    for line in [
+        f"python {sys.version_info[0]}.{sys.version_info[1]}",
+        *library_versions(libraries),
+    ]:
         total.update(line.encode() + b"\n")
     for path in input_files(root, inputs):
         total.update(path.relative_to(root).as_posix().encode() + b"\0")
@@ -112,12 +117,16 @@ def choose_cache(app: Sphinx, config) -> None:
     config.nb_execution_cache_path = str(path)
     path.mkdir(parents=True, exist_ok=True)
     os.utime(path)
-    newest_first = sorted((p for p in caches.iterdir() if p.is_dir()), key=lambda p: -p.stat().st_mtime)
+    newest_first = sorted(
+        (p for p in caches.iterdir() if p.is_dir()), key=lambda p: -p.stat().st_mtime
+    )
     for old in newest_first[KEPT_CACHES:]:
         shutil.rmtree(old)
     # An installed copy of the package must not shadow the one beside the notebooks.
     sys.path.insert(0, str(root))
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(root), os.environ.get("PYTHONPATH")])
+    )
     for name in ONE_THREAD:
         os.environ[name] = "1"
 

@@ -25,7 +25,9 @@ class AddIndexEntries(SphinxTransform):
         """Let each word of this page lead to its place: a label, or the top of the page."""
         words = self.app.config.book_index.get(self.env.docname, {})
         top = self.document.next_node(nodes.section)
-        named = {name for node in self.document.findall(nodes.Element) for name in node.get("ids", [])}
+        named = {
+            name for node in self.document.findall(nodes.Element) for name in node.get("ids", [])
+        }
         for label, names in words.items():
             if label != "top" and label not in named:
                 logger.warning("book_index: no %r on this page", label, location=self.env.docname)
@@ -42,7 +44,9 @@ def keep_index_entries(app: Sphinx) -> list:
         for docname in sorted(set(app.env.found_docs) - set(indexer._index_entries)):
             found = {
                 (word, anchor or "", main)
-                for kind, words, anchor, main, _ in app.env.get_domain("index").entries.get(docname, [])
+                for kind, words, anchor, main, _ in app.env.get_domain("index").entries.get(
+                    docname, []
+                )
                 if kind == "single"
                 for word in split_index_msg(kind, words)
             }
@@ -97,9 +101,13 @@ class FillThumbnails(SphinxPostTransform):
 def repository_role(name, rawtext, text, lineno, inliner, options=None, content=None):
     """Link to a place in the repository: ``{repository}`words <path>```."""
     words, _, path = text.rpartition("<")
-    url = inliner.document.settings.env.config.html_theme_options.get("repository_url", "").rstrip("/")
+    url = inliner.document.settings.env.config.html_theme_options.get("repository_url", "").rstrip(
+        "/"
+    )
     target = f"{url}/{path.rstrip('>').strip()}" if words else url
-    return [nodes.reference(rawtext, words.strip() or text, refuri=target, classes=["external"])], []
+    return [
+        nodes.reference(rawtext, words.strip() or text, refuri=target, classes=["external"])
+    ], []
 
 
 def setup(app: Sphinx) -> None:

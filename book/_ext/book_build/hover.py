@@ -74,7 +74,9 @@ def write_previews(app: Sphinx, exception) -> None:
         return
     out = Path(app.outdir)
     paths = {docname: out / f"{docname}.html" for docname in sorted(app.env.all_docs)}
-    pages = {docname: path.read_text(encoding="utf8") for docname, path in paths.items() if path.exists()}
+    pages = {
+        docname: path.read_text(encoding="utf8") for docname, path in paths.items() if path.exists()
+    }
     folder = out / "_static" / "previews"
     folder.mkdir(parents=True, exist_ok=True)
     for docname, anchors in sorted(linked(pages).items()):
@@ -82,7 +84,9 @@ def write_previews(app: Sphinx, exception) -> None:
         if found:
             text = json.dumps(found, ensure_ascii=False, sort_keys=True).replace("</", "<\\/")
             name = docname.replace("/", "-")
-            (folder / f"{name}.js").write_text(f"bookPreviews({json.dumps(docname)}, {text});\n", encoding="utf8")
+            (folder / f"{name}.js").write_text(
+                f"bookPreviews({json.dumps(docname)}, {text});\n", encoding="utf8"
+            )
 
 
 def setup(app: Sphinx) -> None:

@@ -39,7 +39,9 @@ def mathjax_folder() -> Path:
     """Return the folder of MathJax inside the installed ``sphinx-mathjax-offline``."""
     spec = importlib.util.find_spec("sphinx-mathjax-offline")
     if spec is None or spec.origin is None:
-        raise ExtensionError("sphinx-mathjax-offline is not installed: MathJax cannot be served offline")
+        raise ExtensionError(
+            "sphinx-mathjax-offline is not installed: MathJax cannot be served offline"
+        )
     return Path(spec.origin).parent / "static" / "mathjax"
 
 
@@ -66,7 +68,9 @@ def write_host_files(app: Sphinx, exception) -> None:
     if root == "index":
         return
     icon = f"_static/{Path(app.config.html_favicon).name}" if app.config.html_favicon else ""
-    page = REDIRECT.format(target=f"{root}.html", icon=icon, title=html.escape(app.config.html_title))
+    page = REDIRECT.format(
+        target=f"{root}.html", icon=icon, title=html.escape(app.config.html_title)
+    )
     (out / "index.html").write_text(page, encoding="utf8")
 
 

@@ -37,7 +37,10 @@ def read_objects(data: bytes) -> tuple[dict[int, bytes], dict[str, int]]:
         if found is None or int(found[1]) != number:
             raise Unpackable(f"object {number} is not where the table says")
         objects[number] = data[found.end() : end].strip(b"\r\n")
-    roots = {name.decode(): int(number) for name, number in re.findall(rb"/(Root|Info)\s+(\d+) 0 R", trailer)}
+    roots = {
+        name.decode(): int(number)
+        for name, number in re.findall(rb"/(Root|Info)\s+(\d+) 0 R", trailer)
+    }
     if "Root" not in roots:
         raise Unpackable("no root")
     return objects, roots
@@ -49,7 +52,9 @@ def pack(data: bytes, information: dict[str, str] | None = None) -> bytes:
     for key, value in (information or {}).items():
         text = ("\ufeff" + value).encode("utf-16-be").hex().encode()
         info = objects[roots["Info"]]
-        objects[roots["Info"]] = info[: info.rindex(b">>")] + b"/" + key.encode() + b" <" + text + b">>>"
+        objects[roots["Info"]] = (
+            info[: info.rindex(b">>")] + b"/" + key.encode() + b" <" + text + b">>>"
+        )
     out = bytearray(b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n")
     places: dict[int, tuple[int, int, int]] = {0: (0, 0, 65535)}
     streams = [n for n, body in objects.items() if body.endswith(b"endstream")]
@@ -67,11 +72,15 @@ def pack(data: bytes, information: dict[str, str] | None = None) -> bytes:
             places[number] = (2, last, position)
         header = b" ".join(index) + b"\n"
         places[last] = (1, len(out), 0)
-        out += stream(last, b"/Type /ObjStm /N %d /First %d" % (len(index), len(header)), header + bodies)
+        out += stream(
+            last, b"/Type /ObjStm /N %d /First %d" % (len(index), len(header)), header + bodies
+        )
     last += 1
     places[last] = (1, len(out), 0)
     start = len(out)
-    rows = b"".join(struct.pack(">BIH", *places.get(number, (0, 0, 65535))) for number in range(last + 1))
+    rows = b"".join(
+        struct.pack(">BIH", *places.get(number, (0, 0, 65535))) for number in range(last + 1)
+    )
     refers = b" ".join(b"/%b %d 0 R" % (name.encode(), number) for name, number in roots.items())
     out += stream(last, b"/Type /XRef /W [1 4 2] /Size %d %b" % (last + 1, refers), rows)
     return bytes(out + b"startxref\n%d\n%%%%EOF\n" % start)

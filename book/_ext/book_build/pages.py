@@ -30,7 +30,9 @@ def colab_url(repository: str, docname: str) -> str:
     """Return the address at which Colab opens the published notebook of a page."""
     owner_and_name = "/".join(repository.rstrip("/").split("/")[-2:])
     path = quote("/".join(filter(None, [release(), "_sources", f"{docname}.ipynb"])))
-    return f"https://colab.research.google.com/github/{owner_and_name}/blob/{PUBLISHED_BRANCH}/{path}"
+    return (
+        f"https://colab.research.google.com/github/{owner_and_name}/blob/{PUBLISHED_BRANCH}/{path}"
+    )
 
 
 def repair_buttons(app: Sphinx, pagename, templatename, context, doctree) -> None:
@@ -51,7 +53,9 @@ def empty_headers_to_cells(app: Sphinx, pagename, templatename, context, doctree
 def honest_roles(app: Sphinx, pagename, templatename, context, doctree) -> None:
     """Drop roles that docutils gives to a bibliography, and labels that hide what a button says."""
     if body := context.get("body"):
-        body = body.replace('<div role="list" class="citation-list">', '<div class="citation-list">')
+        body = body.replace(
+            '<div role="list" class="citation-list">', '<div class="citation-list">'
+        )
         body = body.replace('<summary aria-label="Toggle hidden content">', "<summary>")
         context["body"] = re.sub(r' role="doc-(biblioentry|backlink)"', "", body)
 
@@ -67,7 +71,11 @@ def public_names(app: Sphinx, env, node, contnode):
     if node.get("refdomain") != "py" or not target.startswith("lipcore."):
         return None
     name = target.rpartition(".")[2]
-    homes = [k for k in env.get_domain("py").objects if k.startswith("lipcore.") and k.endswith(f".{name}")]
+    homes = [
+        k
+        for k in env.get_domain("py").objects
+        if k.startswith("lipcore.") and k.endswith(f".{name}")
+    ]
     if len(homes) != 1:
         return None
     home = env.get_domain("py").objects[homes[0]]
@@ -84,7 +92,9 @@ def setup(app: Sphinx) -> None:
     app.connect("config-inited", own_templates)
     app.connect("doctree-read", unique_ids)
     app.connect("missing-reference", public_names)
-    app.connect("autodoc-process-docstring", shapes_are_no_emphasis, priority=100)  # before napoleon
+    app.connect(
+        "autodoc-process-docstring", shapes_are_no_emphasis, priority=100
+    )  # before napoleon
     app.connect("html-page-context", repair_buttons, priority=600)
     app.connect("html-page-context", empty_headers_to_cells, priority=600)
     app.connect("html-page-context", honest_roles, priority=600)

@@ -10,7 +10,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-OPENING = re.compile(r"^(?P<indent>\s*)(?P<fence>`{3,}|:{3,}|~{3,})\{(?P<name>[\w:+-]+)\}\s*(?P<argument>.*)$")
+OPENING = re.compile(
+    r"^(?P<indent>\s*)(?P<fence>`{3,}|:{3,}|~{3,})\{(?P<name>[\w:+-]+)\}\s*(?P<argument>.*)$"
+)
 VERBATIM = re.compile(r"^\s*(?P<fence>`{3,}|~{3,})")
 OPTION = re.compile(r"^\s*:(?P<key>[\w-]+):\s*(?P<value>.*)$")
 TARGET = re.compile(r"^\((?P<label>[\w:.-]+)\)=\s*$")
@@ -21,7 +23,15 @@ DISPLAYED = re.compile(r"\$\$(?P<body>.+?)\$\$", re.DOTALL)
 COMMAND = re.compile(r"\\([A-Za-z]+|.)", re.DOTALL)
 
 FOLDED = {"dropdown", "solution", "toggle"}
-GENERATED = {"bibliography", "scoreboard", "versions-table", "nb-exec-table", "toctree", "tableofcontents", "take-away"}
+GENERATED = {
+    "bibliography",
+    "scoreboard",
+    "versions-table",
+    "nb-exec-table",
+    "toctree",
+    "tableofcontents",
+    "take-away",
+}
 CONTAINERS = {"grid", "grid-item", "tab-set", "margin", "sidebar", "div", "card", "grid-item-card"}
 
 Resolve = Callable[[str, str], str]
@@ -80,13 +90,24 @@ class Converter:
         if name in ("figure", "image"):
             return self._figure(opening["argument"].strip(), options, content)
         if name == "live":
-            return ["*(Here the published book has a picture that can be moved with the mouse.)*", ""]
+            return [
+                "*(Here the published book has a picture that can be moved with the mouse.)*",
+                "",
+            ]
         if name in GENERATED:
             return ["*(This part is generated: see the page in the published book.)*", ""]
         inner = self._blocks(content)
         if name in FOLDED:
             summary = "Solution" if name == "solution" else argument or name.capitalize()
-            return ["", f"<details><summary><b>{summary}</b></summary>", "", *inner, "", "</details>", ""]
+            return [
+                "",
+                f"<details><summary><b>{summary}</b></summary>",
+                "",
+                *inner,
+                "",
+                "</details>",
+                "",
+            ]
         if name in CONTAINERS:
             return ["", *([f"**{argument}**", ""] if argument else []), *inner, ""]
         return ["", self._heading(name, argument, options.get("label", "")), "", *inner, ""]
@@ -170,7 +191,9 @@ def _aligned_block(body: str) -> str:
     core = body[: tag.start()] if tag else body
     lines = core.strip("\n") if "\n" in core else core
     wrapped = aligned(lines.strip())
-    return (f"\n{wrapped}\n" if "\n" in body or wrapped != lines.strip() else core) + (tag[0] if tag else "")
+    return (f"\n{wrapped}\n" if "\n" in body or wrapped != lines.strip() else core) + (
+        tag[0] if tag else ""
+    )
 
 
 def _anchor(line: str) -> str:

@@ -99,7 +99,9 @@ class Chapter:
 def contents(root: Path) -> list[tuple[str, list[str]]]:
     """Return the parts of the book, each with the names of its pages."""
     toc = yaml.safe_load((root / "_toc.yml").read_text(encoding="utf8"))
-    parts = [(part["caption"], [c["file"] for c in part["chapters"]]) for part in toc.get("parts", [])]
+    parts = [
+        (part["caption"], [c["file"] for c in part["chapters"]]) for part in toc.get("parts", [])
+    ]
     loose = [c["file"] for c in toc.get("chapters", [])]
     return [("", [toc["root"]]), *([("", loose)] if loose else []), *parts]
 
@@ -122,7 +124,9 @@ class Reader:
 
     def chapter(self, docname: str) -> Chapter:
         """Return one page without what only a screen needs."""
-        page = BeautifulSoup((self.site / f"{docname}.html").read_text(encoding="utf8"), "html.parser")
+        page = BeautifulSoup(
+            (self.site / f"{docname}.html").read_text(encoding="utf8"), "html.parser"
+        )
         article = page.select_one("article.bd-article") or page.select_one("article")
         self._strip(article)
         self._unfold(article)
@@ -135,7 +139,11 @@ class Reader:
         for part in article.find_all("h3"):
             owner = part.find_parent("section")
             # not a heading inside a theorem or a solution
-            if owner is not None and owner.get("id") and part.find_parent(class_="admonition") is None:
+            if (
+                owner is not None
+                and owner.get("id")
+                and part.find_parent(class_="admonition") is None
+            ):
                 sections.append((owner["id"], part.decode_contents()))
         return Chapter(docname, heading.decode_contents(), article.decode_contents(), sections)
 
@@ -157,7 +165,10 @@ class Reader:
                 for icon in summary.find_all("svg"):
                     icon.decompose()
                 summary.name, summary.attrs = "p", {"class": "fold-title"}
-            fold.name, fold.attrs = "div", {"class": "fold", **({"id": fold["id"]} if fold.get("id") else {})}
+            fold.name, fold.attrs = (
+                "div",
+                {"class": "fold", **({"id": fold["id"]} if fold.get("id") else {})},
+            )
 
     def _address(self, article: Tag, docname: str) -> None:
         folder = posixpath.dirname(docname)
@@ -221,11 +232,15 @@ def document(root: Path, site: Path, chapters: dict[str, Chapter], today: str) -
             chapter = chapters[docname]
             name = slug(docname)
             running = text_of(chapter.title).replace("\\", "").replace('"', "'")
-            pages.append(f'@page {name} {{ @top-left {{ content: "{running}"; }} }} .{name} {{ page: {name}; }}')
+            pages.append(
+                f'@page {name} {{ @top-left {{ content: "{running}"; }} }} .{name} {{ page: {name}; }}'
+            )
             toc.append(entry(name, chapter.title, "toc-chapter"))
             toc += [entry(target, heading, "toc-section") for target, heading in chapter.sections]
             part = f"<h1>{html.escape(caption)}</h1>" if caption and position == 0 else ""
-            main.append(f'<section class="chapter {name}" id="{name}">{part}{chapter.body}</section>')
+            main.append(
+                f'<section class="chapter {name}" id="{name}">{part}{chapter.body}</section>'
+            )
     style = (Path(__file__).parent / "printed.css").read_text(encoding="utf8")
     link = f"../{site.name}/_static"
     return f"""<!DOCTYPE html>
@@ -299,7 +314,9 @@ def outline_pages(path: Path) -> list[tuple[str, int]]:
 
 def browser_path() -> str | None:
     """Return the browser of the system, or None for playwright's own."""
-    return os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    return (
+        os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    )
 
 
 @contextmanager
@@ -307,7 +324,12 @@ def launched():
     """Start a browser that may read files, and end it."""
     from playwright.sync_api import sync_playwright
 
-    flags = ["--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", "--disable-dev-shm-usage"]
+    flags = [
+        "--no-sandbox",
+        "--disable-gpu",
+        "--allow-file-access-from-files",
+        "--disable-dev-shm-usage",
+    ]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=browser_path(), args=flags)
         yield browser
@@ -316,7 +338,12 @@ def launched():
 
 def print_document(browser, source: Path, target: Path) -> None:
     """Typeset and print; raise if a formula has an error or something is wider than the page."""
-    options = {"prefer_css_page_size": True, "print_background": True, "outline": True, "tagged": True}
+    options = {
+        "prefer_css_page_size": True,
+        "print_background": True,
+        "outline": True,
+        "tagged": True,
+    }
     page = browser.new_page(viewport={"width": 627, "height": 950})  # the column of an A4 page
     page.set_default_timeout(300_000)
     page.emulate_media(media="print")
@@ -333,7 +360,9 @@ def print_document(browser, source: Path, target: Path) -> None:
     outline = outline_pages(target)
     if len(outline) != len(sections):
         raise RuntimeError(f"{len(sections)} headings, but {len(outline)} lines in the outline")
-    numbers = {section: number for section, (_, number) in zip(sections, outline, strict=True) if section}
+    numbers = {
+        section: number for section, (_, number) in zip(sections, outline, strict=True) if section
+    }
     missing = page.evaluate(NUMBER, numbers)
     if missing:
         raise RuntimeError(f"sections without a page: {missing}")
@@ -345,7 +374,12 @@ def print_document(browser, source: Path, target: Path) -> None:
 
 def finish(path: Path, author: str) -> None:
     """Write the author into the file, and make it small."""
-    path.write_bytes(pack(path.read_bytes(), {"Author": author, "Subject": "The Lipschitz constant of self-attention"}))
+    path.write_bytes(
+        pack(
+            path.read_bytes(),
+            {"Author": author, "Subject": "The Lipschitz constant of self-attention"},
+        )
+    )
 
 
 def make(root: Path, site: Path) -> Path:

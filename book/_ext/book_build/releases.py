@@ -53,7 +53,11 @@ def releases(folder: Path) -> list[str]:
 def pages(folder: Path) -> list[PurePosixPath]:
     """List the pages of one version, without those of releases below it."""
     found = (PurePosixPath(p.relative_to(folder).as_posix()) for p in folder.rglob("*.html"))
-    return sorted(p for p in found if not TAG.fullmatch(p.parts[0]) and p.parts[0] not in (STABLE, "_static", LIST))
+    return sorted(
+        p
+        for p in found
+        if not TAG.fullmatch(p.parts[0]) and p.parts[0] not in (STABLE, "_static", LIST)
+    )
 
 
 def put(site: Path, folder: Path, release: str | None = None) -> None:
@@ -97,7 +101,11 @@ def redirect(target: str) -> str:
     target = html.escape(target)
     head = f'<meta http-equiv="refresh" content="0; url={target}">\n<link rel="canonical" href="{target}">\n'
     script = f'<script>location.replace("{target}" + location.search + location.hash)</script>'
-    return PAGE.format(head=head, title="How Smooth Is Attention?", body=f'<p><a href="{target}">On</a></p>{script}')
+    return PAGE.format(
+        head=head,
+        title="How Smooth Is Attention?",
+        body=f'<p><a href="{target}">On</a></p>{script}',
+    )
 
 
 def write_stable(folder: Path, newest: str) -> None:
@@ -112,10 +120,16 @@ def write_list(folder: Path, found: list[str]) -> None:
     """Write the page that lists all versions."""
     items = ['<li><a href="index.html">development</a>: the newest state of the main branch</li>']
     for position, release in enumerate(found):
-        note = f': the newest release, also at <a href="{STABLE}/index.html">{STABLE}/</a>' if position == 0 else ""
+        note = (
+            f': the newest release, also at <a href="{STABLE}/index.html">{STABLE}/</a>'
+            if position == 0
+            else ""
+        )
         items.append(f'<li><a href="{release}/index.html">{release}</a>{note}</li>')
     body = f"<h1>How Smooth Is Attention?</h1><p>The versions of the book:</p><ul>{''.join(items)}</ul>"
-    (folder / LIST).write_text(PAGE.format(head="", title="Versions of the book", body=body), encoding="utf8")
+    (folder / LIST).write_text(
+        PAGE.format(head="", title="Versions of the book", body=body), encoding="utf8"
+    )
 
 
 def line(page: PurePosixPath, release: str | None, found: list[str], newest_has_page: bool) -> str:

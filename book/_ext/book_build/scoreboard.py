@@ -1,6 +1,6 @@
 """``{scoreboard}``: every claim of the book, collected from the outputs of the executed pages.
 
-A cell whose value is a :class:`lipcore.claims.Claim` leaves it in the notebook as the MIME type
+A cell whose value is a :class:`lipcore.lab.claims.Claim` leaves it in the notebook as the MIME type
 ``application/vnd.lipcore.claim+json``. Nothing in the table is typed by hand.
 """
 
@@ -29,7 +29,9 @@ MIME_TYPE = "application/vnd.lipcore.claim+json"
 STATUSES = ("proved", "checked", "fails", "open")  # from the strongest down
 PAPER_KEY = "castin2024"  # the work that the source "paper" means
 MATHS = re.compile(r"\$([^$]+)\$")
-CLAIM_BOX = re.compile(r'(<div class="claim [^>]*id="claim-(?P<key>[a-z0-9-]+)">(?:(?!</div>).)*)</p></div>', re.DOTALL)
+CLAIM_BOX = re.compile(
+    r'(<div class="claim [^>]*id="claim-(?P<key>[a-z0-9-]+)">(?:(?!</div>).)*)</p></div>', re.DOTALL
+)
 
 
 class scoreboard_node(nodes.General, nodes.Element):
@@ -76,7 +78,9 @@ def collect(app: Sphinx, doctree: nodes.document) -> None:
     found = find_claims(nbformat.read(path, as_version=4)) if path.exists() else []
     for key, times in Counter(item["key"] for item in found).items():
         if times > 1:
-            logger.warning("claim %r is stated %d times on one page", key, times, location=env.docname)
+            logger.warning(
+                "claim %r is stated %d times on one page", key, times, location=env.docname
+            )
     claims_of(env)[env.docname] = found
 
 
@@ -141,7 +145,14 @@ def source_cell(source: str, docname: str) -> list[nodes.Node]:
     if source == "book":
         return [nodes.Text("this book")]
     key = PAPER_KEY if source == "paper" else source
-    target = pending_xref(refdomain="cite", reftype="t", reftarget=key, refdoc=docname, refexplicit=False, refwarn=True)
+    target = pending_xref(
+        refdomain="cite",
+        reftype="t",
+        reftarget=key,
+        refdoc=docname,
+        refexplicit=False,
+        refwarn=True,
+    )
     target += nodes.inline(key, key)
     return [target]
 
@@ -184,7 +195,9 @@ class FillScoreboards(SphinxPostTransform):
         if record["witness"]:
             witness = [nodes.Text(" Witness: "), *maths(record["witness"])]
             statement.append(nodes.inline("", "", *witness, classes=["claim-witness"]))
-        status = nodes.inline("", record["status"], classes=["claim-status", f"claim-{record['status']}"])
+        status = nodes.inline(
+            "", record["status"], classes=["claim-status", f"claim-{record['status']}"]
+        )
         return [
             statement,
             source_cell(record["source"], self.env.docname),

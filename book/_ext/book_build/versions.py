@@ -21,7 +21,9 @@ def version(name: str) -> str:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
-        project = tomllib.loads(PROJECT.read_text(encoding="utf8"))["project"] if PROJECT.exists() else {}
+        project = (
+            tomllib.loads(PROJECT.read_text(encoding="utf8"))["project"] if PROJECT.exists() else {}
+        )
         return project["version"] if project.get("name") == name else "–"
 
 
@@ -33,7 +35,9 @@ class VersionsTable(SphinxDirective):
         self.env.note_reread()  # an upgrade is no change in any source file
         rows = [["Python", platform.python_version()]]
         rows += [[name, version(name)] for name in self.config.book_versions]
-        return [build_table(["library", "version"], [[[nodes.Text(c)] for c in row] for row in rows])]
+        return [
+            build_table(["library", "version"], [[[nodes.Text(c)] for c in row] for row in rows])
+        ]
 
 
 def setup(app: Sphinx) -> None:

@@ -1,0 +1,164 @@
+r"""Attention on tokens that are scaled up: what the Jacobian at tX becomes as t grows (theory §6)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lipcore._checks import check_count, check_number
+from lipcore.attention import Attention
+from lipcore.bounds._logarithms import exp, log_, log_add, log_times
+
+
+@dataclass(frozen=True, eq=False)
+class LargeRadius:
+    r"""The law :math:`D_{tX}f \approx P^\infty \otimes V + t^2 L`, up to an exponentially small error.
+
+    Attributes
+    ----------
+    weights : Tensor, shape (…, n, n)
+        :math:`P^\infty`: each row is uniform on the keys that share its largest score.
+    mixing : Tensor, shape (…, n·p, n·d)
+        :math:`P^\infty \otimes V`.
+    growth : Tensor, shape (…, n·p, n·d)
+        L, zero unless some row has a tie.
+    gap : Tensor, shape (…)
+        Smallest distance, over the rows, from the largest score to the next one that differs from it;
+        infinite if every row has one value only.
+    ties : Tensor of bool, shape (…)
+        Whether some row has more than one maximiser.
+    """
+
+    weights: Tensor
+    mixing: Tensor
+    growth: Tensor
+    gap: Tensor
+    ties: Tensor
+
+    @property
+    def most_attended(self) -> Tensor:
+        r"""Largest column sum of :math:`P^\infty`, shape (…): without ties, how many queries share a key."""
+        return self.weights.sum(-2).amax(-1)
+
+    def at(self, t: float) -> Tensor:
+        r""":math:`P^\infty \otimes V + t^2 L`, shape (…, n·p, n·d)."""
+        return self.mixing + t**2 * self.growth
+
+
+def large_radius(
+    X: Tensor, A: Tensor, V: Tensor, *, causal: bool = False, tie: float = 1e-9
+) -> LargeRadius:
+    r"""Limit law of the Jacobian at tX as t grows (without ties: Castin, Ablin & Peyré 2024; theory §6).
+
+    Parameters
+    ----------
+    X : Tensor, shape (…, n, d)
+    A : Tensor, shape (d, d)
+    V : Tensor, shape (p, d)
+    causal : bool
+    tie : float
+        Scores closer than this, relative to the largest score in size, count as equal.
+
+    Returns
+    -------
+    LargeRadius
+        With dense matrices: for small n.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If the shapes do not fit, or an entry is not finite.
+
+    Examples
+    --------
+    >>> import torch
+    >>> X = torch.tensor([[-1.0], [0.5], [2.0]], dtype=torch.float64)
+    >>> one = torch.ones(1, 1, dtype=torch.float64)
+    >>> law = large_radius(X, one, one)  # tokens 2 and 3 both look at token 3
+    >>> law.most_attended.item(), law.gap.item(), law.ties.item()
+    (2.0, 0.75, False)
+    """
+    Attention.from_matrices(A, V).check_input(X)
+    tie = check_number("tie", tie, minimum=0)
+    scores = (X @ A.mT) @ X.mT  # s_ij = (A x_i)·x_j
+    if causal:
+        visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=X.device).tril()
+        scores = scores.masked_fill(~visible, -math.inf)
+    below = scores.amax(-1, keepdim=True) - scores
+    tied = below <= tie * scores.masked_fill(scores == -math.inf, 0).abs().amax(
+        (-2, -1), keepdim=True
+    )
+    weights = tied.to(X.dtype) / tied.sum(-1, keepdim=True)
+    gap = below.masked_fill(tied, math.inf).amin((-2, -1))
+    mixing = torch.einsum("...ij,pd->...ipjd", weights, V)
+    growth = _growth(X, A, V, weights)
+    flat = (*X.shape[:-2], X.shape[-2] * V.shape[0], X.shape[-2] * X.shape[-1])
+    return LargeRadius(
+        weights, mixing.reshape(flat), growth.reshape(flat), gap, (tied.sum(-1) > 1).any(-1)
+    )
+
+
+def _growth(X: Tensor, A: Tensor, V: Tensor, P: Tensor) -> Tensor:
+    r"""L as (…, n, p, n, d): :math:`V(C_iA h_i + \sum_j P_{ij}(x_j - m_i)\,(Ax_i)\cdot h_j)`."""
+    centred = X[..., None, :, :] - (P @ X)[..., :, None, :]  # x_j − m_i: (…, n, n, d)
+    moved = P[..., None] * (centred @ V.mT)  # P_ij V(x_j − m_i)
+    growth = torch.einsum("...ijp,...id->...ipjd", moved, X @ A.mT)
+    own = torch.einsum("...ijp,...ijc,cd->...ipd", moved, centred, A)  # V C_i A
+    rows = torch.arange(X.shape[-2], device=X.device)
+    growth[..., rows, :, rows, :] += own.movedim(-3, 0)
+    return growth
+
+
+def large_radius_error(
+    n: int, t: float, *, gap: float, radius: float, norm_a: float, norm_v: float, ties: bool = False
+) -> float:
+    r"""Bound of the distance from :math:`D_{tX}f` to its large-radius law (this book; theory §6).
+
+    .. math:: \|V\|_2\, (n-1)\, e^{-t^2\delta} \Big( \sqrt{2n} + a t^2 (4 + 2\sqrt{2n}) \Big),
+
+    with :math:`5 + 2\sqrt{5n}` in the inner bracket if there are ties.
+
+    Parameters
+    ----------
+    n : int
+    t : float
+        Factor on the tokens.
+    gap : float
+        :math:`\delta`, as in :class:`LargeRadius`; infinite where every row has one value only, and the error zero.
+    radius : float
+        Largest norm of a token of X; :math:`a = \|A\|_2R^2`.
+    norm_a, norm_v : float
+        Spectral norms of A and V.
+    ties : bool
+        Whether a row may have more than one maximiser.
+
+    Returns
+    -------
+    float
+
+    Raises
+    ------
+    ValueError, TypeError
+        If n < 1, the gap is not above 0, or another argument is negative or not a number.
+
+    Examples
+    --------
+    >>> large_radius_error(1, 2.0, gap=1.0, radius=1.0, norm_a=1.0, norm_v=1.0)  # one token: no error
+    0.0
+    """
+    n = check_count("n", n)
+    for name, value in (("t", t), ("radius", radius), ("norm_a", norm_a), ("norm_v", norm_v)):
+        check_number(name, value, minimum=0)
+    if not gap > 0:
+        raise ValueError(f"gap: expected a number above 0, got {gap}")
+    if gap == math.inf:
+        return 0.0
+    constant = 5 + 2 * math.sqrt(5 * n) if ties else 4 + 2 * math.sqrt(2 * n)
+    log_growth = (
+        log_(norm_a) + 2 * log_(radius) + 2 * log_(t) + math.log(constant)
+    )  # in logarithms: no overflow
+    log_missing = log_(n - 1) - t * t * gap  # mass of a row off its maximisers, at most
+    return exp(log_times(log_(norm_v), log_missing, log_add(math.log(2 * n) / 2, log_growth)))

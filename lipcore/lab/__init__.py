@@ -1,0 +1,1 @@
+"""The book's own laboratory: what its chapters measure, search, attack and draw."""

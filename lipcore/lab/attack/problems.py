@@ -1,0 +1,239 @@
+"""What the attack is made against: a head, a set of inputs, and first guesses at the worst of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from lipcore.bounds import score_gap
+from lipcore.lab.attack.truth import dense_jacobian, frobenius_norm, own_query_norm
+
+#: tokens: n tokens; counts: few distinct tokens, repeated, n in all; measure: any masses; causal: n tokens, masked.
+KINDS = ("tokens", "counts", "measure", "causal")
+SHAPES = (
+    "general",
+    "symmetric",
+    "antisymmetric",
+    "low rank",
+    "non-normal",
+    "multiple of I",
+    "zero",
+)
+INPUTS = 25
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """One head and one set of inputs.
+
+    Attributes
+    ----------
+    kind, shape : str
+        Of the inputs (:data:`KINDS`) and of A (:data:`SHAPES`).
+    A, V : Tensor, shapes (d, d), (p, d)
+    radius : float
+    n : int
+        Tokens, copies included.
+    """
+
+    kind: str
+    shape: str
+    A: Tensor
+    V: Tensor
+    radius: float
+    n: int
+
+    @property
+    def causal(self) -> bool:
+        """Whether tokens see the past only."""
+        return self.kind == "causal"
+
+    @property
+    def norm_a(self) -> float:
+        """‖A‖₂."""
+        return torch.linalg.matrix_norm(self.A, 2).item()
+
+    @property
+    def norm_v(self) -> float:
+        """‖V‖₂."""
+        return torch.linalg.matrix_norm(self.V, 2).item()
+
+    @property
+    def size(self) -> float:
+        """a = ‖A‖₂R²."""
+        return self.norm_a * self.radius**2
+
+    def describe(self) -> str:
+        """One line for the reader of the table."""
+        return f"{self.kind}, A {self.shape}, d={len(self.A)}, n={self.n:.4g}, a={self.size:.3g}"
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """A batch of inputs of one problem: tokens (K, n, d) and, but for plain tokens, their counts or masses (K, n)."""
+
+    X: Tensor
+    masses: Tensor | None = None
+
+    def pick(self, index: Tensor) -> Inputs:
+        """The inputs of these indices."""
+        return Inputs(self.X[index], None if self.masses is None else self.masses[index])
+
+    def join(self, other: Inputs) -> Inputs:
+        """Both batches as one."""
+        masses = None if self.masses is None else torch.cat([self.masses, other.masses])
+        return Inputs(torch.cat([self.X, other.X]), masses)
+
+
+def truth(problem: Problem, inputs: Inputs) -> Tensor:
+    """The local Lipschitz constant at each input, in the norm of the problem's kind: shape (K,)."""
+    A, V, X = problem.A, problem.V, inputs.X
+    if inputs.masses is None:
+        return frobenius_norm(dense_jacobian(A, V, X, causal=problem.causal))
+    log_masses = inputs.masses.log() - inputs.masses.sum(-1, keepdim=True).log()
+    value = frobenius_norm(dense_jacobian(A, V, X, log_masses))
+    if problem.kind == "counts":  # copies may part: only then does the sequence exceed its measure
+        apart = own_query_norm(A, V, X, log_masses) * (inputs.masses >= 2)
+        value = torch.maximum(value, apart.amax(-1))
+    return value
+
+
+def make_problem(generator: torch.Generator) -> Problem:
+    """A random problem: every kind, every shape, scores from tiny to huge."""
+    kind, shape = _choice(KINDS, generator), _choice(SHAPES, generator)
+    d, p = _integer(1, 4, generator), _integer(1, 4, generator)
+    n = _integer(1, 7, generator)
+    if kind == "causal" and _uniform(generator) < 0.3:
+        d, p, n = _integer(1, 2, generator), 1, _integer(8, 24, generator)
+    radius = 10 ** (2 * _uniform(generator) - 1)
+    A = _score_matrix(shape, d, generator)
+    a = _score_size(kind, generator)
+    norm = torch.linalg.matrix_norm(A, 2).item()
+    A = A * (a / radius**2 / norm) if norm else A
+    problem = Problem(kind, shape, A, _value_matrix(p, d, generator), radius, n)
+    return (
+        replace(problem, n=int(10 ** (1 + 11 * _uniform(generator))))
+        if kind == "counts"
+        else problem
+    )
+
+
+def first_inputs(problem: Problem, generator: torch.Generator, count: int = INPUTS) -> Inputs:
+    """Random tokens in the ball and on its sphere, and tokens along the directions in which A does most."""
+    d = len(problem.A)
+    n = _integer(2, 4, generator) if problem.kind in ("counts", "measure") else problem.n
+    X = _normal(generator, count, n, d)
+    X = X / X.norm(dim=-1, keepdim=True)
+    inner = torch.rand(count // 3, n, 1, generator=generator, dtype=X.dtype) ** (1 / d)
+    directions = _directions(problem.A)
+    index = torch.randint(len(directions), (count // 2, n), generator=generator)
+    lengths = (
+        torch.rand(count // 2, n, 1, generator=generator, dtype=X.dtype).clamp(min=0.5) * 2 - 1
+    )
+    lengths = torch.where(torch.rand(count // 2, 1, 1, generator=generator) < 0.7, 1.0, lengths)
+    X = torch.cat(
+        [directions[index] * lengths, X[count // 2 : -len(inner)], X[-len(inner) :] * inner]
+    )
+    return Inputs(problem.radius * X, _masses(problem, n, count, generator))
+
+
+def mutate(
+    problem: Problem, best: Inputs, size: float, generator: torch.Generator, count: int = INPUTS
+) -> Inputs:
+    """``count`` inputs near the best ones."""
+    parent = torch.randint(len(best.X), (count,), generator=generator)
+    chosen = best.pick(parent)
+    step = size * problem.radius * _normal(generator, *chosen.X.shape)
+    step = step * (
+        torch.rand(count, chosen.X.shape[1], 1, generator=generator) < 0.7
+    )  # some tokens stay
+    X = chosen.X + step
+    X = X / (X.norm(dim=-1, keepdim=True) / problem.radius).clamp(min=1.0)
+    if chosen.masses is None:
+        return Inputs(X)
+    factor = (3 * size * _normal(generator, *chosen.masses.shape)).exp()
+    return Inputs(X, _normalised(problem, chosen.masses * factor))
+
+
+def _masses(problem: Problem, n: int, count: int, generator: torch.Generator) -> Tensor | None:
+    """Masses that spread over many orders of magnitude, as the worst measures do."""
+    if problem.kind not in ("counts", "measure"):
+        return None
+    reach = min(2 * problem.size + 2, 24.0)
+    masses = (-reach * torch.rand(count, n, generator=generator, dtype=torch.float64)).exp()
+    return _normalised(problem, masses)
+
+
+def _normalised(problem: Problem, masses: Tensor) -> Tensor:
+    """Masses that sum to one; or whole numbers, at least one each, that sum to n."""
+    masses = masses / masses.sum(-1, keepdim=True)
+    if problem.kind == "measure":
+        return masses.clamp(min=1e-22)
+    counts = (masses * problem.n).floor().clamp(min=1)
+    largest = counts.argmax(-1, keepdim=True)
+    return counts.scatter_add(-1, largest, problem.n - counts.sum(-1, keepdim=True))
+
+
+def _directions(A: Tensor) -> Tensor:
+    """Unit vectors (m, d): the score gap's pair, real eigenvectors, singular vectors, and an axis; both signs."""
+    _, u = score_gap(A)
+    values, vectors = torch.linalg.eig(A)
+    left, _, right = torch.linalg.svd(A)
+    rows = torch.cat([u[None], (A @ u)[None], vectors[:, values.imag == 0].real.mT, left[:, :1].mT, right[:1],
+                      torch.eye(len(A), dtype=A.dtype)[:1]])  # fmt: skip
+    rows = rows[rows.norm(dim=-1) > 0]
+    rows = rows / rows.norm(dim=-1, keepdim=True)
+    return torch.cat([rows, -rows])
+
+
+def _score_matrix(shape: str, d: int, generator: torch.Generator) -> Tensor:
+    A = _normal(generator, d, d)
+    if shape == "symmetric":
+        return A + A.mT
+    if shape == "antisymmetric":
+        return A - A.mT
+    if shape == "low rank":
+        return torch.outer(A[0], A[:, -1])
+    if shape == "non-normal":
+        return A.triu() * _choice((0.3, 1.0, 10.0), generator) + torch.diag(A.diag())
+    if shape == "multiple of I":
+        return torch.eye(d, dtype=A.dtype) * (1 if _uniform(generator) < 0.5 else -1)
+    return torch.zeros_like(A) if shape == "zero" else A
+
+
+def _score_size(kind: str, generator: torch.Generator) -> float:
+    """a = ‖A‖R²: from 1e-3 to 12, sometimes tiny or huge (masses then leave float64's range: not for measures)."""
+    draw = _uniform(generator)
+    if draw < 0.05:
+        return 1e-8
+    if draw < 0.15 and kind != "measure":
+        return 10 ** (2 + 4 * _uniform(generator))
+    return math.exp(math.log(1e-3) + (math.log(12) - math.log(1e-3)) * _uniform(generator) ** 0.5)
+
+
+def _value_matrix(p: int, d: int, generator: torch.Generator) -> Tensor:
+    draw, V = _uniform(generator), _normal(generator, p, d)
+    if draw < 0.4:
+        return torch.eye(p, d, dtype=V.dtype)
+    if draw < 0.6:
+        return torch.outer(V[:, 0], V[-1])
+    return V * 0 if draw < 0.63 else V
+
+
+def _normal(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def _uniform(generator: torch.Generator) -> float:
+    return torch.rand((), generator=generator, dtype=torch.float64).item()
+
+
+def _integer(low: int, high: int, generator: torch.Generator) -> int:
+    return int(torch.randint(low, high + 1, (), generator=generator))
+
+
+def _choice(options: tuple, generator: torch.Generator):
+    return options[_integer(0, len(options) - 1, generator)]

@@ -1,0 +1,212 @@
+"""Claims with their evidence, as the executed pages of the book state them.
+
+A page that proves, checks or refutes something ends a cell with a :class:`Claim`. The claim refuses
+evidence that contradicts it, shows itself on the page, and carries a machine-readable copy from which
+the book's scoreboard is collected.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+__all__ = ["MIME_TYPE", "RATIO_TOLERANCE", "SOURCES", "STATUSES", "Claim", "claim"]
+
+MIME_TYPE = "application/vnd.lipcore.claim+json"
+STATUSES = ("proved", "checked", "fails", "open")
+SOURCES = ("paper", "book")  # or the key of a work in the bibliography
+RATIO_TOLERANCE = 1e-9  # relative rounding error allowed to a ratio that should not pass 1
+
+_KEY = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+_CITATION = re.compile(r"[a-z]+[0-9]{4}[a-z0-9]*")
+_MATHS = re.compile(r"\$([^$]+)\$")
+
+
+@dataclass(frozen=True)
+class Claim:
+    r"""One statement with its source, its status and the evidence for it.
+
+    Parameters
+    ----------
+    key : str
+        Short name, unique in the book: lower-case words joined by hyphens.
+    statement : str
+        One sentence; mathematics between dollars.
+    source : str
+        ``"paper"``, ``"book"``, or the key of a work in the bibliography such as ``"yudin2025"``.
+    status : str
+        ``"proved"`` (proof on the page, and checked), ``"checked"`` (numerically only), ``"fails"``
+        (a witness contradicts it) or ``"open"``.
+    ratio : float, optional
+        Largest value seen of what should not pass 1: truth over an upper bound, or a lower bound
+        over the truth.
+    witness : str, optional
+        For ``"fails"``: an input on which the statement is false, in one sentence.
+
+    Raises
+    ------
+    ValueError
+        If a field has no meaning, if the ratio is not a finite number ≥ 0, if a proved or checked
+        claim has a ratio above 1, or if a claim that fails comes without a witness.
+
+    Examples
+    --------
+    >>> print(Claim("sqrt-n", "The norm is at most $\\sqrt{n}$.", "paper", "proved", ratio=0.5))
+    proved [paper]: The norm is at most $\sqrt{n}$. (largest ratio 0.5)
+    >>> Claim("too-good", "The norm is at most 1.", "book", "checked", ratio=1.5)
+    Traceback (most recent call last):
+    ...
+    ValueError: claim 'too-good' is said to be checked, but a ratio of 1.5 contradicts it
+    """
+
+    key: str
+    statement: str
+    source: str
+    status: str
+    ratio: float | None = None
+    witness: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a claim without meaning, and one that its own evidence contradicts."""
+        _check_words(self)
+        if self.ratio is not None:
+            _check_ratio(self)
+        if self.status == "fails" and not (self.witness or "").strip():
+            raise ValueError(
+                f"claim {self.key!r} fails, so a witness is needed: an input that shows it"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain data, the content of the MIME type ``MIME_TYPE``."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """Return one line of text."""
+        seen = "" if self.ratio is None else f" (largest ratio {format_ratio(self.ratio)})"
+        witness = f" Witness: {self.witness}" if self.witness else ""
+        return f"{self.status} [{self.source}]: {self.statement}{seen}{witness}"
+
+    def _repr_html_(self) -> str:
+        """Return a box whose mathematics is typeset in the book and in Jupyter."""
+        seen = "" if self.ratio is None else f"largest ratio seen {format_ratio(self.ratio)}"
+        facts = " · ".join(filter(None, [self.source, seen]))
+        witness = (
+            f'<p class="claim-witness">Witness: {_typeset(self.witness)}</p>'
+            if self.witness
+            else ""
+        )
+        return (
+            f'<div class="claim claim-{self.status} tex2jax_process" id="claim-{self.key}">'
+            f'<p><span class="claim-status">{self.status}</span> {_typeset(self.statement)}</p>'
+            f'{witness}<p class="claim-facts">{html.escape(facts)}</p></div>'
+        )
+
+    def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, Any]:
+        """Return the claim as HTML, as text, and as data for the scoreboard."""
+        return {"text/html": self._repr_html_(), "text/plain": str(self), MIME_TYPE: self.to_dict()}
+
+
+def claim(key: str, statement: str, *, source: str, status: str, ratio=None, witness=None) -> Claim:
+    """Make a :class:`Claim` from any number of observed ratios.
+
+    Parameters
+    ----------
+    key, statement, source, status, witness
+        As in :class:`Claim`.
+    ratio : float or nested sequence or array or tensor of floats, optional
+        Observed values of what should not pass 1; the largest counts.
+
+    Returns
+    -------
+    Claim
+        The claim, checked against its own evidence.
+
+    Raises
+    ------
+    ValueError
+        As :class:`Claim`; also if no value, or one that is not a number, is among the ratios.
+
+    Examples
+    --------
+    >>> claim("demo", "Slack is positive.", source="book", status="checked", ratio=[0.25, 0.75]).ratio
+    0.75
+    """
+    return Claim(
+        key, statement, source, status, None if ratio is None else _largest(ratio), witness
+    )
+
+
+def format_ratio(ratio: float) -> str:
+    """Return a ratio with four digits, rounded so that one below 1 never reads as 1.
+
+    Examples
+    --------
+    >>> format_ratio(0.99999), format_ratio(1.0), format_ratio(7.73961), format_ratio(1.2e-9)
+    ('0.9999', '1', '7.74', '1.2e-09')
+    """
+    if 0.9999 < ratio < 1:
+        return "0.9999"
+    return f"{ratio:.4g}"
+
+
+def _check_words(item: Claim) -> None:
+    if not isinstance(item.key, str) or not _KEY.fullmatch(item.key):
+        raise ValueError(f"key must be lower-case words joined by hyphens, got {item.key!r}")
+    if not isinstance(item.statement, str) or not item.statement.strip():
+        raise ValueError(
+            f"claim {item.key!r}: statement must be a sentence, got {item.statement!r}"
+        )
+    if item.statement.count("$") % 2:
+        raise ValueError(f"claim {item.key!r}: statement has an unpaired dollar")
+    known = isinstance(item.source, str) and (
+        item.source in SOURCES or _CITATION.fullmatch(item.source)
+    )
+    if not known:
+        raise ValueError(
+            f"claim {item.key!r}: source must be one of {SOURCES} or a citation key such as "
+            f"'yudin2025', got {item.source!r}"
+        )
+    if item.status not in STATUSES:
+        raise ValueError(
+            f"claim {item.key!r}: status must be one of {STATUSES}, got {item.status!r}"
+        )
+
+
+def _check_ratio(item: Claim) -> None:
+    ratio = float(item.ratio)
+    if not math.isfinite(ratio) or ratio < 0:
+        raise ValueError(f"claim {item.key!r}: ratio must be a finite number ≥ 0, got {ratio}")
+    if item.status in ("proved", "checked") and ratio > 1 + RATIO_TOLERANCE:
+        raise ValueError(
+            f"claim {item.key!r} is said to be {item.status}, but a ratio of {ratio:.10g} contradicts it"
+        )
+    object.__setattr__(item, "ratio", ratio)
+
+
+def _largest(values) -> float:
+    """Return the largest of arbitrarily nested numbers; NaN is refused, not skipped."""
+    found = list(_flatten(values))
+    if not found:
+        raise ValueError("ratio must hold at least one value, got none")
+    if any(math.isnan(value) for value in found):
+        raise ValueError("ratio must not contain NaN")
+    return max(found)
+
+
+def _flatten(values) -> Iterable[float]:
+    if hasattr(values, "tolist"):  # arrays and tensors, of any dimension
+        values = values.tolist()
+    if isinstance(values, Iterable) and not isinstance(values, str | bytes):
+        for value in values:
+            yield from _flatten(value)
+    else:
+        yield float(values)
+
+
+def _typeset(text: str) -> str:
+    r"""Escape for HTML and mark mathematics as ``\(…\)``, which MathJax reads everywhere."""
+    return _MATHS.sub(lambda match: rf"\({match[1]}\)", html.escape(text, quote=False))

@@ -1,0 +1,527 @@
+"""One style for every figure: white ground, colours that the colour-blind can tell apart, reproducible SVG.
+
+Colour is never alone: bounds also differ in their dashes, and the truth is the only one with markers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from lipcore.lab.statistics import PowerFit, fit_exponent
+
+try:
+    import matplotlib as mpl
+    import matplotlib.pyplot as plt
+    from matplotlib import ticker
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+except ImportError as error:  # the package itself does without
+    raise ImportError(
+        "lipcore.lab.plotting needs matplotlib: pip install 'lipcore[plotting]'"
+    ) from error
+
+#: Colour of each role, from the palettes of Okabe & Ito (2008) and Tol (2021).
+COLOURS = {
+    "truth": "#1a1a1a",
+    "general": "#d55e00",
+    "unified": "#0072b2",
+    "local": "#007a5a",
+    "mean_field": "#8430ce",
+    "mean_field_paper": "#e69f00",
+    "masked": "#1f9bd1",
+    "lower": "#b8860b",
+    "lanczos": "#0072b2",
+    "power": "#d55e00",
+    "certificate": "#7f7f7f",
+    "reference": "#767676",
+    "first": "#0072b2",
+    "second": "#d55e00",
+    "third": "#007a5a",
+    "fourth": "#8430ce",
+    "fifth": "#e69f00",
+    "sixth": "#56b4e9",
+}
+
+#: What each role is called in a legend.
+LABELS = {
+    "truth": "local constant",
+    "general": "general bound",
+    "unified": "unified bound",
+    "local": "local bound",
+    "mean_field": "mean-field bound",
+    "mean_field_paper": "mean-field bound as published",
+    "masked": "masked bound",
+    "lower": "lower bound",
+    "lanczos": "Lanczos",
+    "power": "power iteration",
+    "certificate": "certificate",
+}
+
+_DASHES = {
+    "general": (0, (6, 2)),
+    "unified": "-",
+    "local": (0, (4, 1.5, 1, 1.5)),
+    "mean_field": (0, (1, 1.5)),
+    "mean_field_paper": (0, (1, 3)),
+    "masked": (0, (9, 2, 2, 2)),
+    "lower": (0, (3, 2)),
+    "certificate": (0, (2, 2)),
+    "reference": (0, (2, 2)),
+}
+
+#: Share of the values that a band leaves out on either side.
+SPREAD = 0.1
+
+_CYCLE = [COLOURS[name] for name in ("first", "second", "third", "fourth", "fifth", "sixth")]
+
+_RC = {
+    "figure.figsize": (7.2, 4.3),
+    "figure.dpi": 96,
+    "figure.facecolor": "white",
+    "figure.constrained_layout.use": True,
+    "savefig.facecolor": "white",
+    "savefig.bbox": "tight",
+    "savefig.dpi": 150,
+    "svg.fonttype": "path",  # letters as outlines: the same on every machine, with or without the font
+    "svg.hashsalt": "lipcore",  # otherwise every run names its elements anew
+    "font.family": "DejaVu Sans",
+    "font.size": 11,
+    "axes.titlesize": 12,
+    "axes.labelsize": 11.5,
+    "xtick.labelsize": 10.5,
+    "ytick.labelsize": 10.5,
+    "legend.fontsize": 10.5,
+    "text.color": "#1a1a1a",
+    "axes.facecolor": "white",
+    "axes.edgecolor": "#4d4d4d",
+    "axes.labelcolor": "#1a1a1a",
+    "xtick.color": "#333333",
+    "ytick.color": "#333333",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.prop_cycle": mpl.cycler(color=_CYCLE),
+    "grid.color": "#e3e3e3",
+    "grid.linewidth": 0.8,
+    "lines.linewidth": 2.0,
+    "lines.markersize": 5.5,
+    "legend.frameon": True,
+    "legend.framealpha": 0.9,
+    "legend.edgecolor": "none",
+    "image.cmap": "cividis",
+    "image.interpolation": "nearest",
+}
+
+
+def use_style() -> None:
+    """Set matplotlib's defaults for the rest of the session; in a notebook, figures become reproducible SVG.
+
+    Examples
+    --------
+    >>> with mpl.rc_context():  # a notebook has no need to undo it
+    ...     use_style()
+    ...     mpl.rcParams["svg.hashsalt"]
+    'lipcore'
+    """
+    mpl.rcParams.update(_RC)
+    try:
+        from IPython import get_ipython
+        from matplotlib_inline.backend_inline import set_matplotlib_formats
+    except ImportError:
+        return
+    if get_ipython() is not None:
+        set_matplotlib_formats("svg", metadata={"Date": None})
+
+
+@contextmanager
+def style():
+    """:func:`use_style`'s defaults within a ``with`` block only."""
+    with mpl.rc_context(_RC):
+        yield
+
+
+def figure(
+    rows: int = 1, columns: int = 1, *, width: float = 7.2, height: float | None = None, **options
+):
+    """Make a figure in the style: ``fig, ax = figure()``, ``fig, (left, right) = figure(columns=2)``.
+
+    Parameters
+    ----------
+    rows, columns : int
+        Panels.
+    width, height : float
+        Inches; 7.2 wide fills the page's text column. The height follows the panels if left out.
+    **options
+        As in :func:`matplotlib.pyplot.subplots`.
+
+    Returns
+    -------
+    Figure, Axes or array of Axes
+
+    Examples
+    --------
+    >>> fig, (left, right) = figure(columns=2)
+    >>> [float(size) for size in fig.get_size_inches()]
+    [7.2, 3.6]
+    >>> plt.close(fig)
+    """
+    if height is None:
+        height = (4.3 if columns == 1 else 3.6 if columns == 2 else 2.7) * rows
+    with style():
+        return plt.subplots(rows, columns, figsize=(width, height), **options)
+
+
+def save(fig: Figure, path: str | Path) -> Path:
+    """Write a figure so that the same code gives the same bytes; returns the path."""
+    path = Path(path)
+    metadata = (
+        {"Date": None}
+        if path.suffix == ".svg"
+        else {"Software": None}
+        if path.suffix == ".png"
+        else None
+    )
+    with style():
+        fig.savefig(path, metadata=metadata)
+    return path
+
+
+def growth(
+    ax: Axes,
+    n: Sequence[float],
+    values: Sequence,
+    *,
+    label: str,
+    colour: str = "truth",
+    fit: bool = True,
+    points: bool = True,
+    rng: np.random.Generator | None = None,
+) -> PowerFit | None:
+    r"""Growth with the length, on logarithmic axes: values, their geometric mean, and a fitted power law.
+
+    Parameters
+    ----------
+    ax : Axes
+    n : sequence of float, length m
+    values : array or tensor of shape (m,) or (m, repeats), or m sequences of any sizes
+        Positive.
+    label : str
+        Legend entry; the fitted exponent and its 95 % interval are added.
+    colour : str
+        A role of :data:`COLOURS`, or any matplotlib colour.
+    fit : bool
+        Whether to fit and draw a power law (:func:`lipcore.lab.statistics.fit_exponent`).
+    points : bool
+        Whether to show single values behind their means.
+    rng : numpy.random.Generator, optional
+        For the interval.
+
+    Returns
+    -------
+    PowerFit or None
+
+    Examples
+    --------
+    >>> fig, ax = figure()
+    >>> print(growth(ax, [4, 16, 64], [2.0, 4.0, 8.0], label="demo"))
+    0.50 [0.50, 0.50]
+    >>> plt.close(fig)
+    """
+    colour = COLOURS.get(colour, colour)
+    lengths, samples = _samples(n, values)
+    fitted = fit_exponent(lengths, samples, rng=rng) if fit else None
+    if points and max(map(len, samples)) > 1:
+        x = np.repeat(lengths, [len(sample) for sample in samples])
+        ax.plot(x, np.concatenate(samples), "o", ms=3.5, color=colour, alpha=0.2, mew=0, zorder=2)
+    ax.set(xscale="log", yscale="log")
+    if fitted is not None:
+        ax.plot(lengths, fitted(lengths), "-", color=colour, lw=1.4, zorder=3)
+        label = f"{label}: $n^{{\\,{fitted.exponent:.2f}}}$ [{fitted.low:.2f}, {fitted.high:.2f}]"
+    means = [np.exp(np.log(sample).mean()) for sample in samples]
+    ax.plot(lengths, means, "o", color=colour, mec="white", mew=0.8, ms=7, label=label, zorder=4)
+    length_ticks(ax, lengths)
+    plain_ticks(ax)
+    return fitted
+
+
+def bound_versus_truth(
+    ax: Axes,
+    x: Sequence[float],
+    truth: Sequence,
+    bounds: Mapping[str, Sequence],
+    *,
+    truth_label: str = LABELS["truth"],
+    xscale: str = "log",
+    labels: Mapping[str, str] | None = None,
+    legend: bool = True,
+) -> None:
+    """Draw a measured quantity and its bounds, on a logarithmic vertical axis.
+
+    Parameters
+    ----------
+    ax : Axes
+    x : sequence of float, length m
+    truth : array or tensor of shape (m,) or (m, repeats), or m sequences of any sizes
+        Drawn as the median, with a band over the middle 80 %.
+    bounds : mapping of str to values as ``truth``
+        Keys are roles of :data:`COLOURS` (``"general"``, ``"unified"``, ``"local"``, …) or free legend
+        entries. Infinite values are left out.
+    truth_label : str
+    xscale : {"log", "linear"}
+    labels : mapping of str to str, optional
+        Legend entries to use in place of :data:`LABELS`.
+    legend : bool
+        Whether to put a legend above the panel; with several panels, leave it to :func:`shared_legend`.
+
+    Examples
+    --------
+    >>> fig, ax = figure()
+    >>> bound_versus_truth(ax, [4, 16], [1.0, 2.0], {"general": [3.0, 6.0], "twice the truth": [2.0, 4.0]})
+    >>> [text.get_text() for text in ax.get_legend().get_texts()]
+    ['general bound', 'twice the truth', 'local constant']
+    >>> plt.close(fig)
+    """
+    names = {**LABELS, **(labels or {})}
+    free = iter(_CYCLE[3:] + _CYCLE[:3])
+    for role, values in bounds.items():
+        colour = COLOURS[role] if role in COLOURS else next(free)
+        _median_line(
+            ax, x, values, color=colour, ls=_DASHES.get(role, "-"), label=names.get(role, role)
+        )
+    _median_line(
+        ax,
+        x,
+        truth,
+        color=COLOURS["truth"],
+        marker="o",
+        mec="white",
+        mew=0.8,
+        ms=7,
+        label=truth_label,
+    )
+    ax.set(xscale=xscale, yscale="log")
+    if xscale == "log":
+        length_ticks(ax, x)
+    plain_ticks(ax)
+    if legend:
+        legend_above(ax)
+
+
+def attention_heatmap(
+    ax: Axes,
+    P,
+    *,
+    labels: Sequence[str] | None = None,
+    title: str | None = None,
+    colourbar: bool = True,
+    largest: float | None = None,
+):
+    """Draw attention weights: a row a query, a column a key, darker where the weight is larger.
+
+    Parameters
+    ----------
+    ax : Axes
+    P : array or tensor, shape (n, m)
+    labels : sequence of str, optional
+        Tokens, written along both axes (readable up to about 24).
+    title : str, optional
+    colourbar : bool
+    largest : float, optional
+        Weight at the dark end, to compare panels; the largest of P if left out.
+
+    Returns
+    -------
+    AxesImage
+    """
+    P = _array(P)
+    edges = (
+        0.5,
+        P.shape[1] + 0.5,
+        P.shape[0] + 0.5,
+        0.5,
+    )  # tokens count from one, as in the theory
+    image = ax.imshow(
+        P, cmap="Blues", vmin=0, vmax=P.max() if largest is None else largest, extent=edges
+    )
+    ax.grid(False)
+    ax.spines[:].set_visible(True)
+    ax.set(xlabel="key $j$", ylabel="query $i$", title=title or "")
+    for axis, size in ((ax.xaxis, P.shape[1]), (ax.yaxis, P.shape[0])):
+        step = 1 if labels is not None else max(1, 2 ** math.ceil(math.log2(size / 8)))
+        axis.set_ticks(
+            range(1, size + 1)
+            if labels is not None
+            else [1, *range(step if step > 1 else 2, size + 1, step)]
+        )
+    if labels is not None:
+        ax.set_xticklabels(labels[: P.shape[1]], rotation=90)
+        ax.set_yticklabels(labels[: P.shape[0]])
+    if colourbar:
+        ax.figure.colorbar(image, ax=ax, label="weight $P_{ij}$", fraction=0.046, pad=0.03)
+    return image
+
+
+def plane_tokens(
+    ax: Axes,
+    X,
+    perturbation=None,
+    *,
+    radius: float | None = None,
+    labels: Sequence[str] | None = None,
+    colour: str = "first",
+    label: str | None = None,
+    scale: float | None = None,
+) -> None:
+    """Draw tokens of the plane, with an arrow for the perturbation of each, and the ball that holds them.
+
+    Parameters
+    ----------
+    ax : Axes
+    X : array or tensor, shape (n, 2)
+    perturbation : array or tensor, shape (n, 2), optional
+    radius : float, optional
+        Radius of the ball to draw.
+    labels : sequence of str, optional
+        A name beside each token.
+    colour : str
+        A role of :data:`COLOURS`, or any matplotlib colour.
+    label : str, optional
+        Legend entry.
+    scale : float, optional
+        Factor on the arrows; left out, the longest is a quarter of the picture.
+    """
+    X, colour = _array(X), COLOURS.get(colour, colour)
+    reach = max(np.abs(X).max(), radius or 0) or 1.0
+    if radius is not None:
+        ax.add_patch(
+            plt.Circle(
+                (0, 0), radius, fill=False, ec=COLOURS["reference"], ls=_DASHES["reference"], lw=1.2
+            )
+        )
+    away = np.ones_like(X)  # names keep clear of the arrows
+    if perturbation is not None:
+        H = _array(perturbation)
+        H = H * (
+            scale if scale is not None else 0.5 * reach / (np.linalg.norm(H, axis=1).max() or 1.0)
+        )
+        _arrows(ax, X, H, colour)
+        reach = max(reach, np.abs(X + H).max())
+        away = np.where(H.any(axis=1, keepdims=True), -np.sign(H), away)
+    ax.scatter(*X.T, s=55, color=colour, edgecolor="white", linewidth=0.8, zorder=4, label=label)
+    _names(ax, labels or [], X, away)
+    # a second call on the same axes keeps what the first has shown
+    shown = 0 if ax.get_autoscale_on() else max(map(abs, (*ax.get_xlim(), *ax.get_ylim())))
+    limit = max(1.12 * reach, shown)
+    ax.set(xlim=(-limit, limit), ylim=(-limit, limit), aspect="equal")
+
+
+def _arrows(ax: Axes, X: np.ndarray, H: np.ndarray, colour: str) -> None:
+    same_units = {"angles": "xy", "scale_units": "xy", "scale": 1}
+    ax.quiver(*X.T, *H.T, **same_units, color=colour, alpha=0.65, width=0.008, zorder=3)
+
+
+def _names(ax: Axes, names: Sequence[str], points: np.ndarray, away: np.ndarray) -> None:
+    centred = {"textcoords": "offset points", "ha": "center", "va": "center", "zorder": 5}
+    for name, point, direction in zip(names, points, away, strict=False):
+        ax.annotate(name, point, xytext=9 * direction, **centred)
+
+
+def reference_slope(
+    ax: Axes, n: Sequence[float], exponent: float, *, start: float, label: str | None = None
+) -> None:
+    """Draw, dashed and grey, the power law that passes through ``start`` at the first length."""
+    lengths = np.asarray(n, dtype=float)
+    ax.plot(
+        lengths,
+        start * (lengths / lengths[0]) ** exponent,
+        color=COLOURS["reference"],
+        ls=_DASHES["reference"],
+        lw=1.4,
+        label=f"$n^{{\\,{exponent:g}}}$" if label is None else label,
+        zorder=1,
+    )
+
+
+def legend_above(ax: Axes, *, columns: int | None = None, **options) -> None:
+    """Legend above the axes, where it hides nothing; two columns where the panel is wide enough."""
+    wide = ax.get_position().width * ax.figure.get_figwidth() > 4.5
+    ax.legend(
+        loc="lower left",
+        bbox_to_anchor=(0, 1.01),
+        borderaxespad=0,
+        ncols=columns or (2 if wide else 1),
+        columnspacing=1.5,
+        handlelength=2.4,
+        **options,
+    )
+
+
+def shared_legend(fig: Figure, *, columns: int = 3) -> None:
+    """One legend above all panels of a figure, each entry once."""
+    entries = {}
+    for ax in fig.axes:
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    fig.legend(
+        entries.values(), entries.keys(), loc="outside upper left", ncols=columns, columnspacing=1.5
+    )
+
+
+def length_ticks(ax: Axes, n: Sequence[float]) -> None:
+    """Label a logarithmic horizontal axis with the lengths used, or with decades where they are many."""
+    lengths = np.unique(_array(n))
+    if len(lengths) > 10 or lengths[-1] > 1e5:
+        ax.xaxis.set_major_locator(ticker.LogLocator(numticks=7))
+        return
+    ax.set_xticks(lengths, [f"{length:g}" for length in lengths])
+    ax.set_xticks([], minor=True)
+
+
+def plain_ticks(ax: Axes) -> None:
+    """Label a logarithmic vertical axis 0.5, 1, 2, 5, … while it spans few decades, else by powers of ten."""
+    low, high = ax.get_ylim()
+    if not (low > 0 and math.isfinite(high)) or high / low > 2e3 or high > 2e4 or low < 1e-3:
+        return
+    steps = (1, 2, 5) if high / low < 200 else (1, 3) if high / low < 600 else (1,)
+    if high / low < 6:
+        steps = (1, 1.5, 2, 3, 4, 5, 6, 8)
+    ax.yaxis.set_major_locator(ticker.LogLocator(subs=steps, numticks=20))
+    ax.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.yaxis.set_minor_formatter(ticker.NullFormatter())
+
+
+def _array(values) -> np.ndarray:
+    """Make a NumPy array from an array, nested lists, or a tensor, which may require gradients."""
+    return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values, dtype=float)
+
+
+def _samples(n: Sequence[float], values: Sequence) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Lengths and the values at each, as flat arrays."""
+    lengths = _array(n)
+    samples = [_array(sample).reshape(-1) for sample in values]
+    if len(samples) != len(lengths):
+        raise ValueError(
+            f"values: expected one entry for each of {len(lengths)} lengths, got {len(samples)}"
+        )
+    return lengths, samples
+
+
+def _median_line(ax: Axes, x: Sequence[float], values: Sequence, **options) -> None:
+    """Draw the median at each x, with a band where there is a spread; infinite values are left out."""
+    x, samples = _samples(x, values)
+    with np.errstate(invalid="ignore"):  # between two infinities
+        low, middle, high = np.array(
+            [np.quantile(sample, [SPREAD, 0.5, 1 - SPREAD]) for sample in samples]
+        ).T
+    middle = np.where(np.isfinite(middle), middle, np.nan)
+    ax.plot(x, middle, **options)
+    if (high > low).any():
+        ax.fill_between(
+            x, low, high, where=np.isfinite(high), color=options["color"], alpha=0.15, lw=0
+        )

@@ -1,0 +1,187 @@
+"""Published bounds: those that hold, attacked; those that do not, at their witness."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from lipcore import Attention, bounds
+from lipcore.lab.attack.arenas import l2_arena
+from lipcore.lab.attack.contestants import witness_kim2021_restated, witness_released_compute_bound
+from lipcore.lab.attack.truth import dense_jacobian, reverse_mode_jacobian, token_norm
+from lipcore.lab.zoo import l2_attention_map
+
+
+def _draw(seed, *shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def _layer(seed, *, heads=1, causal=False, output=False):
+    query, key, value = (_draw(seed + step, heads, 2, 3) for step in range(3))
+    projection = _draw(seed + 3, 4, heads * 2) if output else None
+    return Attention(query=query, key=key, value=value, output=projection, causal=causal)
+
+
+# --- Yudin 2025 -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("heads", "output"), [(1, False), (2, False), (3, True)])
+def test_yudin_holds(heads, output, causal):
+    for seed, scale in itertools.product(range(4), (0.1, 1.0, 5.0)):
+        f = _layer(seed, heads=heads, causal=causal, output=output)
+        X = scale * _draw(seed, 6, 5, 3)
+        sigma = torch.linalg.matrix_norm(f.jacobian(X).dense(), 2)
+        assert (sigma <= bounds.yudin2025_local_upper(f, X) * (1 + 1e-9)).all()
+
+
+def test_yudin_by_hand():
+    A, V, X = _draw(0, 3, 3), _draw(1, 2, 3), _draw(2, 4, 3)
+    P = torch.softmax((X @ A.mT) @ X.mT, dim=-1)
+    top = P.sort(dim=-1, descending=True).values
+    g = (top[:, 0] * (1 - top[:, 0] + top[:, 1])).max()
+
+    def norm(M):
+        return torch.linalg.matrix_norm(M, 2)
+
+    expected = norm(V) * (norm(P) + 2 * norm(X) ** 2 * norm(A) * g)
+    found = bounds.yudin2025_local_upper(Attention.from_matrices(A, V), X)
+    assert found.item() == pytest.approx(expected.item(), rel=1e-12)
+
+
+def test_our_local_bound_against_yudin():
+    """Ours is the sharper wherever scores matter; where they hardly do, the two agree within a few per cent."""
+    for scale, advantage in ((0.1, 0.97), (1.0, 2.0), (3.0, 2.0)):
+        A, X = _draw(0, 6, 6), scale * _draw(1, 8, 48, 6)
+        f = Attention.from_matrices(A / 6, _draw(2, 6, 6))
+        quotient = bounds.yudin2025_local_upper(f, X) / bounds.local_upper(f, X)
+        assert quotient.mean() > advantage
+
+
+def test_softmax_norm_upper_holds_and_is_sharp():
+    scale = torch.logspace(-2, 2, 400, dtype=torch.float64)[:, None]
+    for n in (1, 2, 3, 8):
+        p = torch.softmax(scale * _draw(n, 400, n), dim=-1)
+        exact = torch.linalg.eigvalsh(torch.diag_embed(p) - p[:, :, None] * p[:, None, :])[:, -1]
+        bound = bounds.softmax_norm_upper(p)
+        assert (exact <= bound + 1e-15).all()
+        assert n == 1 or (exact / bound).max() > 0.999
+    assert bounds.softmax_norm_upper(torch.tensor([0.5, 0.5])) == 0.5
+
+
+# --- the ∞→1 norm -----------------------------------------------------------------------------------------------------
+
+
+def test_infinity_to_one_norm_is_exact():
+    signs = 1.0 - 2 * (torch.arange(2**7)[:, None] >> torch.arange(7) & 1).double()
+    p = torch.softmax(
+        _draw(0, 50, 7) * torch.logspace(-1, 1, 50, dtype=torch.float64)[:, None], dim=-1
+    )
+    M = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+    reached = (M @ signs.mT).abs().sum(1).amax(-1)
+    assert torch.allclose(bounds.emadi2026_softmax_norm(p), reached, rtol=1e-12)
+
+
+def test_infinity_to_one_norm_of_many_tokens():
+    p = torch.full((2, 100), 0.001, dtype=torch.float64)
+    p[0, 0], p[1, :2] = 0.901, 0.4505 - 0.5e-3 + 0.001
+    assert bounds.emadi2026_softmax_norm(p).tolist() == pytest.approx([4 * 0.901 * 0.099, 1.0])
+
+
+def test_token_norm_bound_holds_and_is_reached():
+    best = 0.0
+    for seed, a, causal in itertools.product(range(10), (0.0, 0.5, 3.0, 10.0), (False, True)):
+        A, V, X = _draw(seed, 2, 2), _draw(seed + 1, 2, 2), _draw(seed + 2, 20, 4, 2)
+        A, X = a * A / torch.linalg.matrix_norm(A, 2), X / X.norm(dim=-1, keepdim=True)
+        f = Attention.from_matrices(A, V, causal=causal)
+        theta = bounds.emadi2026_softmax_norm(f.weights(X)).amax().clamp(max=1.0).item()
+        norm_v = torch.linalg.matrix_norm(V, 2).item()
+        bound = bounds.emadi2026_token_upper(radius=1.0, norm_a=a, norm_v=norm_v, theta=theta)
+        best = max(best, token_norm(dense_jacobian(A, V, X, causal=causal)).max().item() / bound)
+    assert 0.9 < best <= 1 + 1e-9
+
+
+def test_token_norm_is_another_norm():
+    """One token of 10⁴, seen by all: the Frobenius constant grows as √n, the largest-token one does not."""
+    assert bounds.adversarial_lower(n=10**4, radius=1.0, gamma=6.0, norm_v=1.0) > 90
+    assert bounds.emadi2026_token_upper(radius=1.0, norm_a=6.0, norm_v=1.0) < 14
+
+
+# --- L2 attention -----------------------------------------------------------------------------------------------------
+
+
+def test_l2_attention_by_hand():
+    query, value, output, X = _draw(0, 2, 2, 3), _draw(1, 2, 2, 3), _draw(2, 4, 4), _draw(3, 5, 3)
+    heads = []
+    for Q, V in zip(query, value, strict=True):
+        distances = torch.cdist(X @ Q.mT, X @ Q.mT) ** 2
+        P = torch.softmax(-distances / math.sqrt(2), dim=-1)
+        heads.append(P @ X @ (V @ (Q.mT @ Q / math.sqrt(2))).mT)
+    assert torch.allclose(
+        l2_attention_map(X, query, value, output), torch.cat(heads, -1) @ output.mT, atol=1e-12
+    )
+    with pytest.raises(ValueError, match="value: expected shape"):
+        l2_attention_map(X, query, value[:1])
+
+
+def test_kim_holds_with_the_power_that_its_proof_gives():
+    outcomes = [
+        outcome
+        for index in range(60)
+        for outcome in l2_arena(5, index)
+        if outcome.bound == "kim2021_l2_upper"
+    ]
+    assert max(outcome.ratio for outcome in outcomes) <= 1 + 1e-9
+    far = 1e6 * _draw(0, 3, 1)
+    close = torch.tensor([[0.0], [0.01], [-0.01]], dtype=torch.float64)
+    one = torch.ones(1, 1, 1, dtype=torch.float64)
+    for X in (far, close):  # anywhere in space
+        J = reverse_mode_jacobian(lambda Y: l2_attention_map(Y, one, one), X[None])
+        bound = bounds.kim2021_l2_upper(n=3, head_dim=1, norms_q=[1.0], norms_v=[1.0])
+        assert torch.linalg.matrix_norm(J.reshape(3, 3), 2) <= bound
+
+
+def test_kim_by_hand():
+    c = 0.37
+    n = 1 + c * math.exp(
+        c + 1
+    )  # φ(c) = n − 1; the formula takes whole n only, so go through its inverse
+    size = {"head_dim": 4, "norms_q": [2.0, 1.0], "norms_v": [3.0, 0.5], "norm_o": 1.5}
+    for whole in (2, 50):
+        low, high = 0.0, 50.0
+        for _ in range(100):
+            middle = (low + high) / 2
+            low, high = (
+                (middle, high) if middle * math.exp(middle + 1) < whole - 1 else (low, middle)
+            )
+        expected = math.sqrt(whole / 4) * (4 * low + 1) * math.sqrt(16 * 9 + 0.25) * 1.5
+        assert bounds.kim2021_l2_upper(n=whole, **size) == pytest.approx(expected, rel=1e-9)
+    assert n > 1 and math.isfinite(bounds.kim2021_l2_upper(n=10**12, **size, log=True))
+
+
+def test_restated_forms_fail_at_their_witness():
+    assert witness_kim2021_restated() == pytest.approx(25 / 14.9, rel=1e-2)
+    assert witness_released_compute_bound() == pytest.approx(50.02 / 1.414, rel=1e-3)
+
+
+def test_released_compute_bound_by_hand():
+    A, V, X = _draw(0, 3, 3), _draw(1, 2, 3), _draw(2, 4, 3)
+    reach, diameter = (X @ A.mT).norm(dim=-1).max(), torch.cdist(X, X).max()
+    expected = torch.linalg.matrix_norm(V, 2) * (reach**2 * diameter**2 * 5 + 4).sqrt()
+    f = Attention.from_matrices(A, V)
+    assert bounds.castin2024_released_compute_bound(f, X).item() == pytest.approx(
+        expected.item(), rel=1e-12
+    )
+
+
+@pytest.mark.parametrize("name", ["yudin2025_local_upper", "castin2024_released_compute_bound"])
+def test_statements_are_not_stretched(name):
+    weights = {role: _draw(index, 1, 2, 3) for index, role in enumerate(("query", "key", "value"))}
+    biased = Attention(**weights, query_bias=_draw(3, 1, 2))
+    turned = Attention(**weights, rotary=torch.ones(1, dtype=torch.float64))
+    for f, reason in ((biased, "query_bias"), (turned, "rotary")):
+        with pytest.raises(ValueError, match=f"expected {reason}=None"):
+            getattr(bounds, name)(f, _draw(4, 2, 3))

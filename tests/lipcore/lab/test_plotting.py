@@ -1,0 +1,236 @@
+"""Figures: what they draw, that they are legible, and that the same code gives the same bytes."""
+
+import itertools
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+from matplotlib.colors import to_rgb
+
+from lipcore.lab import plotting
+
+LENGTHS = [4, 16, 64]
+
+
+@pytest.fixture(autouse=True)
+def close_figures():
+    yield
+    plt.close("all")
+
+
+@pytest.fixture
+def values():
+    return np.array([2.0, 4.0, 8.0])[:, None] * np.exp(
+        0.1 * np.random.default_rng(0).normal(size=(3, 6))
+    )
+
+
+def legend(ax):
+    return [text.get_text() for text in ax.get_legend().get_texts()]
+
+
+def luminance(colour):
+    """Relative luminance of the web's accessibility guidelines."""
+    parts = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
+    return np.dot([0.2126, 0.7152, 0.0722], parts)
+
+
+#: Viénot, Brettel & Mollon 1999, in linear light: without red cones, without green cones.
+SIGHT = {
+    "protanopia": [[0.11238, 0.88762, 0], [0.11238, 0.88762, 0], [0.00401, -0.00401, 1]],
+    "deuteranopia": [[0.29275, 0.70725, 0], [0.29275, 0.70725, 0], [-0.02234, 0.02234, 1]],
+}
+
+
+def as_seen(colour, sight):
+    """CIE L*a*b* of a colour as somebody sees it who lacks a kind of cone."""
+    linear = np.array(
+        [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
+    )
+    to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    x, y, z = np.cbrt(np.array(to_xyz) @ np.clip(SIGHT[sight] @ linear, 0, 1) / [0.9505, 1, 1.089])
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def draw():
+    fig, (left, right) = plotting.figure(columns=2)
+    plotting.growth(left, LENGTHS, [[2.0, 3.0], [4.0, 4.5], [8.0, 7.0]], label="demo")
+    plotting.attention_heatmap(right, torch.eye(3))
+    return fig
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png"])
+def test_same_code_same_bytes(tmp_path, suffix):
+    one, two = (plotting.save(draw(), tmp_path / f"{name}.{suffix}") for name in "ab")
+    assert one.read_bytes() == two.read_bytes()
+    assert b"dc:date" not in one.read_bytes()
+
+
+def test_letters_are_outlines_on_white(tmp_path):
+    """SVG text looks the same without the font, and the ground is white in dark mode too."""
+    text = plotting.save(draw(), tmp_path / "a.svg").read_text()
+    assert "<text" not in text and "fill: #ffffff" in text
+    assert len(text) < 100_000
+
+
+def test_style_stays_within_its_block():
+    before = mpl.rcParams["font.size"]
+    with plotting.style():
+        assert mpl.rcParams["svg.hashsalt"] == "lipcore"
+    plotting.figure()
+    assert mpl.rcParams["font.size"] == before and mpl.rcParams["svg.hashsalt"] != "lipcore"
+
+
+def test_use_style():
+    with mpl.rc_context():
+        plotting.use_style()
+        assert (
+            mpl.rcParams["figure.facecolor"] == "white" and mpl.rcParams["svg.fonttype"] == "path"
+        )
+
+
+def test_letters_are_at_least_ten_points():
+    """At full width (7.2 inches, 700 pixels) a point of the figure is at least one on the page."""
+    fig = draw()
+    fig.canvas.draw()
+    texts = [text for text in fig.findobj(mpl.text.Text) if text.get_text().strip()]
+    assert min(text.get_fontsize() for text in texts) >= 10
+
+
+def test_colours_are_told_apart():
+    """Colours that meet in one figure differ without red or green cones too, and all are visible on white."""
+    together = ("truth", "first", "second", "third", "fourth", "fifth", "sixth")
+    for sight in SIGHT:
+        for pair in itertools.combinations(together, 2):
+            one, other = (as_seen(plotting.COLOURS[role], sight) for role in pair)
+            assert np.linalg.norm(one - other) > 18, (sight, pair)
+    for role, colour in plotting.COLOURS.items():
+        assert 1.05 / (luminance(colour) + 0.05) > 2, role  # contrast with white
+
+
+def test_growth(values):
+    _, ax = plotting.figure()
+    fit = plotting.growth(ax, LENGTHS, torch.tensor(values), label="layer 3", colour="unified")
+    assert ax.get_xscale() == ax.get_yscale() == "log"
+    assert fit.low < fit.exponent < fit.high
+    ax.legend()
+    assert legend(ax) == [f"layer 3: $n^{{\\,{fit.exponent:.2f}}}$ [{fit.low:.2f}, {fit.high:.2f}]"]
+    single, line, means = ax.get_lines()
+    assert len(single.get_xdata()) == values.size
+    np.testing.assert_allclose(line.get_ydata(), fit(LENGTHS))
+    np.testing.assert_allclose(means.get_ydata(), np.exp(np.log(values).mean(axis=1)))
+    assert means.get_color() == plotting.COLOURS["unified"]
+    assert [text.get_text() for text in ax.get_xticklabels()] == ["4", "16", "64"]
+
+
+def test_growth_without_fit(values):
+    _, ax = plotting.figure()
+    assert plotting.growth(ax, LENGTHS, values, label="demo", fit=False, points=False) is None
+    assert len(ax.get_lines()) == 1 and ax.get_lines()[0].get_label() == "demo"
+
+
+def test_bound_versus_truth(values):
+    _, ax = plotting.figure()
+    bounds = {"general": [9.0, 18.0, np.inf], "unified": 2 * values, "my own": [3.0, 5.0, 9.0]}
+    plotting.bound_versus_truth(
+        ax, LENGTHS, values, bounds, labels={"unified": "this book's bound"}
+    )
+    assert legend(ax) == ["general bound", "this book's bound", "my own", "local constant"]
+    general, unified, _, truth = ax.get_lines()
+    assert np.isnan(general.get_ydata()[-1])  # an infinite bound leaves the picture
+    assert len({line.get_color() for line in ax.get_lines()}) == 4
+    assert general.get_linestyle() != unified.get_linestyle() and truth.get_marker() == "o"
+    np.testing.assert_allclose(truth.get_ydata(), np.median(values, axis=1))
+    assert len(ax.collections) == 2  # bands where there is a spread
+    assert ax.get_yscale() == "log"
+
+
+def test_one_legend_for_all_panels(values):
+    fig, axes = plotting.figure(columns=2)
+    for ax in axes:
+        plotting.bound_versus_truth(ax, LENGTHS, values, {"general": 3 * values}, legend=False)
+        assert ax.get_legend() is None
+    plotting.shared_legend(fig)
+    assert [text.get_text() for text in fig.legends[0].get_texts()] == [
+        "general bound",
+        "local constant",
+    ]
+
+
+def test_attention_heatmap():
+    _, ax = plotting.figure()
+    P = torch.softmax(torch.arange(12.0).reshape(3, 4), dim=-1).requires_grad_()
+    image = plotting.attention_heatmap(ax, P, labels=list("abcd"), title="head 1", largest=1.0)
+    np.testing.assert_allclose(image.get_array(), P.detach().numpy())
+    assert image.get_clim() == (0, 1) and ax.get_title() == "head 1"
+    assert [text.get_text() for text in ax.get_xticklabels()] == list("abcd")
+    assert [text.get_text() for text in ax.get_yticklabels()] == list("abc")
+    assert ax.get_ylim() == (3.5, 0.5)  # the first query on top
+
+
+@pytest.mark.parametrize("n", [1, 5, 64])
+def test_heatmap_counts_from_one(n):
+    fig, ax = plotting.figure()
+    plotting.attention_heatmap(ax, torch.ones(n, n) / n, colourbar=False)
+    ticks = ax.get_xticks()
+    assert ticks[0] == 1 and ticks[-1] <= n and len(ticks) <= 10 and len(fig.axes) == 1
+
+
+def test_plane_tokens():
+    _, ax = plotting.figure()
+    X, H = torch.tensor([[1.0, 0.0], [0.0, -2.0]]), torch.tensor([[0.0, 10.0], [0.0, 0.0]])
+    plotting.plane_tokens(ax, X, H, radius=2.0, labels=["$x_1$", "$x_2$"], label="tokens")
+    arrows, points = ax.collections
+    np.testing.assert_allclose(points.get_offsets(), X)
+    np.testing.assert_allclose(
+        [arrows.U, arrows.V], [[0, 0], [1.0, 0]]
+    )  # the longest is a quarter of the picture
+    assert ax.patches[0].radius == 2.0 and ax.get_aspect() == 1.0
+    assert [text.get_text() for text in ax.texts] == ["$x_1$", "$x_2$"]
+    low, high = ax.get_xlim()
+    assert -low == high > 2
+
+
+def test_plane_tokens_at_the_origin():
+    _, ax = plotting.figure()
+    plotting.plane_tokens(ax, torch.zeros(1, 2), torch.zeros(1, 2))
+    assert ax.get_xlim()[1] > 0
+
+
+@pytest.mark.parametrize(("low", "high"), [(1.0, 3.0), (0.5, 90.0), (1.0, 1e3), (1.0, 1e9)])
+def test_ticks_are_readable(low, high):
+    """Three to ten labelled ticks within the range, in plain numbers where the range is short."""
+    fig, ax = plotting.figure()
+    plotting.growth(ax, LENGTHS, [low, (low * high) ** 0.5, high], label="demo")
+    fig.canvas.draw()
+    bottom, top = ax.get_ylim()
+    labels = [
+        label.get_text()
+        for label, y in zip(ax.get_yticklabels(), ax.get_yticks(), strict=True)
+        if bottom <= y <= top
+    ]
+    assert 3 <= len(labels) <= 10 and all(labels)
+    assert ("$" in labels[0]) == (high > 1e4)
+
+
+def test_many_lengths_get_decades():
+    fig, ax = plotting.figure()
+    plotting.bound_versus_truth(
+        ax, np.geomspace(1, 1e9, 40), np.ones(40), {"general": np.full(40, 2.0)}
+    )
+    fig.canvas.draw()
+    assert 3 <= len(ax.get_xticks()) <= 12
+
+
+def test_reference_slope():
+    _, ax = plotting.figure()
+    plotting.reference_slope(ax, LENGTHS, 0.5, start=3.0)
+    np.testing.assert_allclose(ax.get_lines()[0].get_ydata(), [3.0, 6.0, 12.0])
+
+
+def test_lengths_and_values_must_match():
+    _, ax = plotting.figure()
+    with pytest.raises(ValueError, match="values: expected one entry for each of 3 lengths, got 2"):
+        plotting.growth(ax, LENGTHS, [1.0, 2.0], label="demo", fit=False)

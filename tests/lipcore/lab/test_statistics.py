@@ -1,0 +1,163 @@
+"""Fitted exponents: exact on power laws, calibrated on noisy ones."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import linregress
+
+from lipcore.lab.statistics import PowerFit, fit_exponent, refine_exponent
+
+LENGTHS = [4, 8, 16, 32, 64, 128, 256]
+
+
+def noisy(rng, exponent=0.4, repeats=10, noise=0.3):
+    return (
+        2.0
+        * np.array(LENGTHS)[:, None] ** exponent
+        * np.exp(noise * rng.normal(size=(len(LENGTHS), repeats)))
+    )
+
+
+@pytest.mark.parametrize("exponent", [-1.5, 0.0, 0.25, 0.5, 2.0])
+def test_exact_power_law(exponent):
+    fit = fit_exponent(LENGTHS, [3.0 * n**exponent for n in LENGTHS])
+    assert fit.exponent == pytest.approx(exponent, abs=1e-12) and fit.prefactor == pytest.approx(
+        3.0
+    )
+    assert fit.low <= fit.exponent <= fit.high and fit.high - fit.low < 1e-12
+    np.testing.assert_allclose(fit(LENGTHS), [3.0 * n**exponent for n in LENGTHS])
+
+
+def test_agrees_with_scipy():
+    values = noisy(np.random.default_rng(1))
+    expected = linregress(np.log(LENGTHS), np.log(values).mean(axis=1))
+    fit = fit_exponent(LENGTHS, values)
+    assert fit.exponent == pytest.approx(expected.slope, rel=1e-12)
+    assert fit.prefactor == pytest.approx(math.exp(expected.intercept), rel=1e-12)
+
+
+def test_interval_covers():
+    """The 80 % interval covers in about 80 % of 300 experiments (bootstraps of ten are a bit short)."""
+    rng = np.random.default_rng(2)
+    fits = [
+        fit_exponent(LENGTHS, noisy(rng), rng=rng, resamples=200, confidence=0.8)
+        for _ in range(300)
+    ]
+    covered = np.mean([fit.low <= 0.4 <= fit.high for fit in fits])
+    assert 0.70 < covered < 0.86
+
+
+def test_interval_narrows_with_repeats_and_widens_with_confidence():
+    few, many = (
+        fit_exponent(LENGTHS, noisy(np.random.default_rng(3), repeats=r)) for r in (10, 1000)
+    )
+    assert 6 < (few.high - few.low) / (many.high - many.low) < 16  # √100
+    sure = fit_exponent(LENGTHS, noisy(np.random.default_rng(3)), confidence=0.999)
+    assert sure.low < few.low < few.high < sure.high
+
+
+def test_lengths_may_have_different_numbers_of_values():
+    values = [[2.0, 2.0, 2.0], [4.0], torch.tensor([8.0, 8.0])]
+    fit = fit_exponent([4, 16, 64], values)
+    assert fit.exponent == pytest.approx(0.5) and str(fit) == "0.50 [0.50, 0.50]"
+
+
+def test_resampling_stays_within_each_length():
+    """Values far apart between lengths, equal within: mixing lengths would widen the interval."""
+    fit = fit_exponent([1, 10, 100], [[1.0] * 5, [1e3] * 5, [1e6] * 5])
+    assert fit.high - fit.low < 1e-9
+
+
+def test_tensors_and_seeds():
+    values = noisy(np.random.default_rng(4))
+    one = fit_exponent(torch.tensor(LENGTHS), torch.tensor(values))
+    assert (
+        one
+        == fit_exponent(LENGTHS, values)
+        == fit_exponent(LENGTHS, values, rng=np.random.default_rng(0))
+    )
+    assert one != fit_exponent(LENGTHS, values, rng=np.random.default_rng(5))
+    assert isinstance(one, PowerFit) and one.confidence == 0.95
+
+
+BAD_INPUT = {
+    "one length": (([4], [[1.0]]), {}, "n: expected at least two lengths"),
+    "equal lengths": (([4, 4], [[1.0], [2.0]]), {}, "n: expected lengths that differ"),
+    "length zero": (([0, 4], [[1.0], [2.0]]), {}, "n: expected positive finite lengths"),
+    "lengths in a matrix": (([[1, 2]], [[1.0]]), {}, "n: expected at least two lengths"),
+    "too few values": (
+        ([2, 4], [[1.0]]),
+        {},
+        "values: expected one entry for each of 2 lengths, got 1",
+    ),
+    "no value": (([2, 4], [[1.0], []]), {}, "values: expected positive finite values at n=4"),
+    "value zero": (([2, 4], [[1.0], [0.0]]), {}, "values: expected positive finite values at n=4"),
+    "value infinite": (
+        ([2, 4], [[math.inf], [1.0]]),
+        {},
+        "values: expected positive finite values at n=2",
+    ),
+    "value not a number": (
+        ([2, 4], [[math.nan], [1.0]]),
+        {},
+        "values: expected positive finite values at n=2",
+    ),
+    "confidence one": (([2, 4], [1.0, 2.0]), {"confidence": 1.0}, "confidence: "),
+    "no resamples": (([2, 4], [1.0, 2.0]), {"resamples": 0}, "resamples: expected at least 1"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_INPUT)
+def test_bad_input(name):
+    arguments, options, message = BAD_INPUT[name]
+    with pytest.raises(ValueError, match=message):
+        fit_exponent(*arguments, **options)
+
+
+def test_refining_stops_when_narrow_and_asks_for_the_next_values():
+    rng, asked = np.random.default_rng(3), []
+
+    def draw(n, first, count):
+        asked.append((n, first, count))
+        return n**0.3 * np.exp(0.5 * rng.normal(size=count))
+
+    lengths = [4, 8, 16]
+    fit, values = refine_exponent(
+        lengths, [draw(n, 0, 5) for n in lengths], draw, width=0.4, most=200
+    )
+    assert fit.high - fit.low <= 0.4
+    counts = [len(sample) for sample in values]
+    assert counts[0] in (10, 20, 40, 80)
+    assert counts == counts[:1] * 3
+    assert asked[3:6] == [(n, 5, 5) for n in lengths]
+    assert asked[6:9] == [(n, 10, 10) for n in lengths]
+    asked.clear()
+    assert refine_exponent(lengths, values, draw, width=0.5)[1][0] is not None
+    assert asked == []  # narrow already
+
+
+def test_refining_gives_up_at_the_limit():
+    rng = np.random.default_rng(4)
+    start = rng.uniform(1, 9, size=(2, 8))
+    fit, values = refine_exponent(
+        [2, 4], start, lambda n, first, count: rng.uniform(1, 9, count), width=1e-6, most=20
+    )
+    assert [len(sample) for sample in values] == [20, 20]
+    assert fit.high > fit.low
+    with pytest.raises(ValueError, match="as many"):
+        refine_exponent([2, 4], [[1.0], [1.0, 2.0]], lambda n, first, count: [])
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_draws_of_another_number_are_refused(count):
+    """With none at all it would never end."""
+    with pytest.raises(ValueError, match="draw: expected 2 values at each length"):
+        refine_exponent(
+            [4, 8],
+            [[1.0, 2.0], [1.0, 9.0]],
+            lambda n, first, more: [1.0] * count,
+            width=0.01,
+            most=20,
+        )

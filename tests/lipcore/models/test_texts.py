@@ -1,0 +1,137 @@
+"""Texts, and their cutting into token sequences."""
+
+from __future__ import annotations
+
+import builtins
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from lipcore.models.texts import load_text, sequences
+
+
+def words_model(max_positions=100):
+    """A stand-in whose tokens are the numbers that the text is made of."""
+
+    def check_length(n):
+        if n > max_positions:
+            raise ValueError(f"n: expected at most {max_positions} tokens, got {n}")
+        return n
+
+    return SimpleNamespace(
+        encode=lambda text: torch.tensor([int(word) for word in text.split()]),
+        special_tokens=lambda: ([101], [102]), check_length=check_length,
+    )  # fmt: skip
+
+
+class TestLoadText:
+    def test_pydoc_is_running_english(self):
+        text = load_text("pydoc")
+        assert len(text.split()) > 20_000 and text == load_text("pydoc")
+        assert not re.search(r"\*\*\*\*|====|::=|>>>", text)
+        assert len(text.splitlines()) == len(set(text.splitlines()))
+
+    def test_licences_are_another_english(self):
+        text, manual = load_text("licences"), load_text("pydoc")
+        assert 5_000 < len(text.split()) < 8_000 and text == load_text("licences")
+        assert len(text.splitlines()) == len(set(text.splitlines()))
+        assert text.lower().count("license") > 100 > 20 > manual.lower().count("license")
+        assert not re.search(r"^\s*(#|//|\*)", text, re.MULTILINE)
+
+    def test_licences_of_a_package_that_is_not_installed(self, monkeypatch):
+        monkeypatch.setattr("lipcore.models.texts._LICENCES", (("no-such-package", "LICENSE"),))
+        with pytest.raises(ImportError, match="needs no-such-package: pip install no-such-package"):
+            load_text("licences")
+        monkeypatch.setattr("lipcore.models.texts._LICENCES", (("transformers", "no-such-file"),))
+        with pytest.raises(ImportError, match="the file no-such-file of transformers"):
+            load_text("licences")
+
+    def test_file(self, tmp_path):
+        file = tmp_path / "text.txt"
+        file.write_text("One para-\ngraph of\n  two lines.\n\n \nAnother.\n", encoding="utf-8")
+        assert load_text(file) == load_text(str(file)) == "One para-graph of two lines.\nAnother."
+
+    def test_unknown_name(self):
+        with pytest.raises(
+            ValueError, match=r"expected one of pydoc, licences, alice, .* got 'bible'"
+        ):
+            load_text("bible")
+
+    @pytest.mark.parametrize(
+        ("content", "message"), ((b" \n", "is empty"), (b"\xff\xfe\x00", "UTF-8"))
+    )
+    def test_file_without_text(self, tmp_path, content, message):
+        (tmp_path / "text.txt").write_bytes(content)
+        with pytest.raises(ValueError, match=message):
+            load_text(tmp_path / "text.txt")
+
+    @pytest.mark.parametrize(("name", "package"), (("alice", "nltk"), ("ag_news", "datasets")))
+    def test_package_that_is_not_installed(self, monkeypatch, name, package):
+        actual = builtins.__import__
+
+        def without(module, *args, **kwargs):
+            if module.partition(".")[0] == package:
+                raise ImportError(f"No module named {package!r}")
+            return actual(module, *args, **kwargs)
+
+        monkeypatch.setattr(builtins, "__import__", without)
+        with pytest.raises(ImportError, match=f"pip install {package}"):
+            load_text(name)
+
+    def test_alice_without_a_network(self, monkeypatch, capfd):
+        nltk = pytest.importorskip("nltk")
+        monkeypatch.setattr(nltk.data, "path", [])
+        monkeypatch.setattr(nltk, "download", lambda *args, **kwargs: False)
+        nltk.corpus.__dict__.pop("gutenberg", None)
+        with pytest.raises(ConnectionError, match="'alice' needs NLTK's corpus"):
+            load_text("alice")
+        assert capfd.readouterr() == ("", "")
+
+
+class TestSequences:
+    def test_consecutive_and_disjoint(self):
+        pieces = sequences(words_model(), torch.arange(20), n=4, count=3, start=2)
+        assert torch.equal(pieces, torch.arange(2, 14).reshape(3, 4))
+        assert torch.equal(
+            pieces, sequences(words_model(), " ".join(map(str, range(20))), n=4, count=3, start=2)
+        )
+
+    def test_drawn_start_leaves_enough_text(self):
+        starts = {int(sequences(words_model(), torch.arange(20), n=4, count=4,
+                                start=torch.Generator().manual_seed(seed))[0, 0]) for seed in range(60)}  # fmt: skip
+        assert starts == {0, 1, 2, 3, 4}
+
+    def test_special_tokens_count(self):
+        pieces = sequences(words_model(), torch.arange(20), n=4, count=2, special_tokens=True)
+        assert pieces.tolist() == [[101, 0, 1, 102], [101, 2, 3, 102]]
+
+    @pytest.mark.parametrize("start", (0, 1))
+    def test_exact_fit_and_one_too_many(self, start):
+        ids = torch.arange(12 + start)
+        assert sequences(words_model(), ids, n=4, count=3, start=start).shape == (3, 4)
+        with pytest.raises(ValueError, match=rf"expected at least 3 × 4 .*it has {11 + start}"):
+            sequences(words_model(), ids[:-1], n=4, count=3, start=start)
+
+    def test_too_short_for_a_drawn_start(self):
+        with pytest.raises(ValueError, match="it has 5"):
+            sequences(words_model(), torch.arange(5), n=6, start=torch.Generator())
+
+    @pytest.mark.parametrize(("change", "error", "message"), (
+        ({"n": 0}, ValueError, "n: expected at least 1"),
+        ({"n": 101}, ValueError, "n: expected at most 100"),
+        ({"count": 0}, ValueError, "count: expected at least 1"),
+        ({"start": -1}, ValueError, "start: expected at least 0"),
+        ({"n": 2, "special_tokens": True}, ValueError, "n: expected at least 3"),
+        ({"text": torch.ones(9)}, ValueError, "text: expected a vector of token ids"),
+        ({"text": [1, 2, 3]}, TypeError, "text: expected a string or a tensor"),
+    ))  # fmt: skip
+    def test_bad_input(self, change, error, message):
+        with pytest.raises(error, match=message):
+            sequences(words_model(), **({"text": torch.arange(20), "n": 4} | change))
+
+
+def test_start_may_be_a_whole_float():
+    model = SimpleNamespace(check_length=int)
+    assert sequences(model, torch.arange(10), n=3, start=2.0).tolist() == [[2, 3, 4]]
