@@ -19,10 +19,9 @@ def check_real_tensor(
         kind = "on the meta device" if value.is_meta else f"of layout {value.layout}"
         raise TypeError(f"{name}: expected a dense tensor with entries, got one {kind}")
     if value.dtype not in (torch.float32, torch.float64):
-        raise TypeError(
-            f"{name}: expected float32 or float64, got {str(value.dtype).removeprefix('torch.')} "
-            "(convert it first: .double() for claims, .float() for speed)"
-        )
+        got = str(value.dtype).removeprefix("torch.")
+        advice = "convert it first: .double() for claims, .float() for speed"
+        raise TypeError(f"{name}: expected float32 or float64, got {got} ({advice})")
     shape = tuple(value.shape)
     if ndim is not None and value.ndim != ndim:
         raise ValueError(f"{name}: expected {ndim} dimensions, got shape {shape}")
@@ -60,23 +59,19 @@ def check_tokens(X: object, d: int | None = None, name: str = "X") -> Tensor:
 def check_same_kind(name: str, value: Tensor, reference: Tensor, reference_name: str) -> None:
     """Refuse two tensors of different dtype or device: silent promotion hides a loss of accuracy."""
     if value.dtype != reference.dtype:
-        raise TypeError(
-            f"{name} is {value.dtype} but {reference_name} is {reference.dtype}: convert one of them"
-        )
+        other = f"{reference_name} is {reference.dtype}"
+        raise TypeError(f"{name} is {value.dtype} but {other}: convert one of them")
     if value.device != reference.device:
-        raise ValueError(
-            f"{name} is on {value.device} but {reference_name} is on {reference.device}: move one"
-        )
+        other = f"{reference_name} is on {reference.device}"
+        raise ValueError(f"{name} is on {value.device} but {other}: move one")
 
 
 def check_scores(queries: Tensor, keys: Tensor) -> None:
     """Refuse scores that may overflow (Cauchy–Schwarz): their softmax would be NaN."""
     largest = queries.detach().norm(dim=-1).amax() * keys.detach().norm(dim=-1).amax()
     if not bool(torch.isfinite(largest)):
-        raise ValueError(
-            f"X: expected tokens whose scores are finite in {queries.dtype}, "
-            "got scores that overflow"
-        )
+        expected = f"tokens whose scores are finite in {queries.dtype}"
+        raise ValueError(f"X: expected {expected}, got scores that overflow")
 
 
 def check_number(

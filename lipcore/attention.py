@@ -32,14 +32,9 @@ def attention_map(X: Tensor, A: Tensor, V: Tensor, *, causal: bool = False) -> T
     Parameters
     ----------
     X : Tensor, shape (…, n, d)
-    A : Tensor, shape (d, d)
-    V : Tensor, shape (p, d)
+    A, V : Tensor, shapes (d, d) and (p, d)
     causal : bool
-        Whether token i sees only the tokens j ≤ i: the masked map :math:`f^m`.
-
-    Returns
-    -------
-    Tensor, shape (…, n, p)
+        Whether token i sees only the tokens j ≤ i: the masked map :math:`f^m`, (…, n, p).
 
     Examples
     --------
@@ -132,19 +127,18 @@ class Attention:
             )
         if self.rotary is not None and k % 2:
             raise ValueError(f"rotary: expected an even head dimension k, got k={k}")
-        if self.output is None and self.output_bias is not None:
-            raise ValueError("output_bias: expected an output beside it, got output=None")
         if self.output is not None:
             check_real_tensor("output", self.output, ndim=2)
-        q = None if self.output is None else self.output.shape[0]
+        elif self.output_bias is not None:
+            raise ValueError("output_bias: expected an output beside it, got output=None")
         expected = {
             "key": (key_heads, k, d),
             "value": (key_heads, p, d),
             "query_bias": (heads, k),
             "key_bias": (key_heads, k),
             "value_bias": (key_heads, p),
-            "output": (q, heads * p),
-            "output_bias": (q,),
+            "output": (self.output_dim, heads * p),
+            "output_bias": (self.output_dim,),
             "rotary": (k // 2,),
         }
         for name, shape in expected.items():
@@ -157,53 +151,37 @@ class Attention:
                 raise ValueError(f"{name}: expected shape {shape}, got {tuple(tensor.shape)}")
 
     def _check_mask(self) -> None:
-        mask, masses = self.mask, self.log_weights
-        for name, value in (("mask", mask), ("log_weights", masses)):
+        for name in ("mask", "log_weights"):
+            value = getattr(self, name)
             if value is not None and not isinstance(value, Tensor):
                 raise TypeError(f"{name}: expected a torch.Tensor, got {type(value).__name__}")
-        square = mask is None or (mask.ndim == 2 and mask.shape[0] == mask.shape[1])
-        if mask is not None and (mask.dtype != torch.bool or not square):
-            got = f"{mask.dtype} of shape {tuple(mask.shape)}"
-            raise ValueError(f"mask: expected a boolean (n, n) tensor, got {got}")
+        mask = self.mask
+        masses = self.log_weights
         if masses is not None:
             check_same_kind("log_weights", masses, self.query, "query")
             if masses.ndim != 1 or not bool((masses < math.inf).all()):
                 raise ValueError("log_weights: expected a vector of numbers below +infinity")
-            if mask is not None and mask.shape[0] != len(masses):
-                got = tuple(mask.shape)
-                raise ValueError(f"mask: expected {len(masses)} rows as log_weights, got {got}")
-        if not self._every_row_sees_a_key():
+        if mask is not None:
+            n = max(mask.shape, default=0) if masses is None else len(masses)
+            if mask.dtype != torch.bool or mask.shape != (n, n):
+                got = f"{mask.dtype} of shape {tuple(mask.shape)}"
+                raise ValueError(f"mask: expected a boolean ({n}, {n}) tensor, got {got}")
+            seen = self.mask_scores_(self.query.new_zeros(n, n), slice(0, n)) > -math.inf
+        elif masses is not None:  # the first key decides, or any of them: no n × n array
+            seen = (masses[:1] if self.causal else masses) > -math.inf
+        if (mask is not None or masses is not None) and not bool(seen.any(-1).all()):
             names = "mask, log_weights"
             raise ValueError(f"{names}: expected a visible key in every row, got a row with none")
 
-    def _every_row_sees_a_key(self) -> bool:
-        if self.mask is None and self.log_weights is None:
-            return True
-        if self.mask is None:  # the first key decides, or any of them: no n × n array
-            seen = self.log_weights > -math.inf
-            return bool(seen[0] if self.causal else seen.any())
-        n = self.mask.shape[0]
-        scores = self.mask_scores_(self.query.new_zeros(n, n), slice(0, n))
-        return bool((scores > -math.inf).any(-1).all())
-
     @classmethod
-    def from_matrices(
-        cls,
-        A: Tensor,
-        V: Tensor,
-        *,
-        causal: bool = False,
-        log_weights: Tensor | None = None,
-        mask: Tensor | None = None,
-    ) -> Attention:
+    def from_matrices(cls, A: Tensor, V: Tensor, **options) -> Attention:
         r"""One head with scores :math:`s_{ij} = (A x_i)\cdot x_j` and values :math:`V x_j`.
 
         Parameters
         ----------
-        A : Tensor, shape (d, d)
-        V : Tensor, shape (p, d)
-        causal, log_weights, mask
-            As in :class:`Attention`.
+        A, V : Tensor, shapes (d, d) and (p, d)
+        **options
+            ``causal``, ``mask``, ``log_weights`` and ``output``, as in :class:`Attention`.
 
         Examples
         --------
@@ -215,19 +193,10 @@ class Attention:
         check_square("A", A)
         check_real_tensor("V", V, ndim=2)
         check_same_kind("V", V, A, "A")
-        d = A.shape[0]
-        if V.shape[1] != d:
-            raise ValueError(f"V: expected {d} columns as A has, got shape {tuple(V.shape)}")
-        identity = torch.eye(d, dtype=A.dtype, device=A.device)
-        return cls(
-            query=A[None],
-            key=identity[None],
-            value=V[None],
-            causal=causal,
-            mask=mask,
-            log_weights=log_weights,
-            scale=1.0,
-        )
+        if V.shape[1] != len(A):
+            raise ValueError(f"V: expected {len(A)} columns as A has, got shape {tuple(V.shape)}")
+        identity = torch.eye(len(A), dtype=A.dtype, device=A.device)
+        return cls(A[None], identity[None], V[None], scale=1.0, **options)
 
     @property
     def heads(self) -> int:
@@ -246,12 +215,10 @@ class Attention:
 
     def to(self, *args, **kwargs) -> Attention:
         """Move or convert every tensor, as :meth:`torch.Tensor.to` does; a mask stays boolean."""
-        moved = {}
-        for field in fields(self):
-            tensor = getattr(self, field.name)
-            if isinstance(tensor, Tensor):
-                new = tensor.to(*args, **kwargs)
-                moved[field.name] = new.bool() if tensor.dtype == torch.bool else new
+        parts = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved = {name: x.to(*args, **kwargs) for name, x in parts.items() if isinstance(x, Tensor)}
+        if self.mask is not None:
+            moved["mask"] = moved["mask"].bool()
         return replace(self, **moved)
 
     def head(self, index: int) -> Attention:
@@ -267,25 +234,22 @@ class Attention:
         return replace(self, **picked, output_bias=None)
 
     def compressed(self) -> tuple[Attention, Tensor, Tensor]:
-        r"""Return the same layer in fewer dimensions, and the orthonormal frames that lead back.
+        r"""Return the same layer in fewer dimensions, and orthonormal frames that lead back.
 
-        What a layer does to tokens passes through the rows of Q_h, K_h and V_h, and comes out
-        through the columns of W_h. With orthonormal bases Z, U of these spaces,
-        :math:`f(X) = g(XZ)\,U^\top` up to the output bias, and the Jacobians of f and g have the
-        same norm (:prf:ref:`prop-fast-heads`).
+        What a layer does to tokens passes through the rows of Q_h, K_h, V_h and the columns of W_h.
+        With orthonormal bases Z, U of their spans :math:`f(X) = g(XZ)\,U^\top`, up to the output
+        bias, and the Jacobians of f and g have the same norm (:prf:ref:`prop-fast-heads`).
 
         Returns
         -------
         g : Attention
-        Z : Tensor, shape (d, min(d, heads · (2k + p)))
-            The identity where nothing is gained.
-        U : Tensor, shape (output_dim, min(output_dim, heads · p))
+        Z, U : Tensor, shapes (d, min(d, heads·(2k + p))), (output_dim, min(output_dim, heads·p))
+            Identities where nothing is gained.
 
         Examples
         --------
         >>> import torch
-        >>> query, key, value = torch.randn(3, 1, 2, 50)
-        >>> f = Attention(query, key, value, output=torch.randn(50, 2))
+        >>> f = Attention(*torch.randn(3, 1, 2, 50), output=torch.randn(50, 2))
         >>> g, Z, U = f.compressed()
         >>> g.d, g.output_dim, Z.shape, U.shape
         (6, 2, torch.Size([50, 6]), torch.Size([50, 2]))
@@ -415,17 +379,7 @@ class Attention:
 
 
 def rotate(vectors: Tensor, angles: Tensor) -> Tensor:
-    r"""Rotate the plane (r, r + k/2) of each vector by ``angles[…, r]``: the rotary position map.
-
-    Parameters
-    ----------
-    vectors : Tensor, shape (…, n, k)
-    angles : Tensor, shape (n, k/2)
-
-    Returns
-    -------
-    Tensor, shape (…, n, k)
-        An isometry of each vector; ``rotate(rotate(v, a), -a)`` is ``v``.
+    """Rotary positions: the plane (r, r + k/2) of each vector (…, n, k) turned by ``angles[…, r]``.
 
     Examples
     --------

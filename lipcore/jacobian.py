@@ -1,28 +1,24 @@
 """Jacobians as linear operators: of attention in three terms, of any differentiable map by autodiff.
 
-An operator is known by its products with vectors. Its vectors are arrays of tokens, such as
-(*batch, n, d); each member of the batch has a Jacobian of its own. Arguments that do not fit raise
-a ValueError or a TypeError.
+Operators act on arrays of tokens, such as (*batch, n, d), and are known by their products alone.
+Arguments that do not fit raise a ValueError or a TypeError.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lipcore._checks import check_same_kind, check_scores, check_tokens
-
-if TYPE_CHECKING:
-    from lipcore.attention import Attention
 
 #: Attention weights are stored up to this many bytes; beyond, every product works them out anew.
 WEIGHTS_BYTES = 2**28
@@ -41,21 +37,19 @@ class LinearOperator:
 
     Attributes
     ----------
-    batch_shape : tuple of int
-    input_shape, output_shape : tuple of int
-        Shapes of one input and one output, without the batch.
+    batch_shape, input_shape, output_shape : tuple of int
+        Shapes of the batch, and of one input and one output without it.
     dtype, device
         Of the inputs and outputs.
-    uses_autodiff : bool
-        Whether products need PyTorch's autodiff, and so cannot run in its inference mode.
     """
 
-    batch_shape: tuple[int, ...]
-    input_shape: tuple[int, ...]
-    output_shape: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-    uses_autodiff: bool = True
+    def _describe(self, like, batch_shape, input_shape, output_shape) -> None:
+        """Set the attributes; the kind of numbers is that of a tensor or operator ``like``."""
+        self.batch_shape = tuple(batch_shape)
+        self.input_shape = tuple(input_shape)
+        self.output_shape = tuple(output_shape)
+        self.dtype = like.dtype
+        self.device = like.device
 
     def matvec(self, H: Tensor) -> Tensor:
         """J[H]: (*batch, *input_shape) → (*batch, *output_shape). H must be left as it is."""
@@ -73,7 +67,11 @@ class LinearOperator:
     @property
     def T(self) -> LinearOperator:
         """The transposed operator."""
-        return _Transposed(self)
+        transposed = LinearOperator()
+        transposed._describe(self, self.batch_shape, self.output_shape, self.input_shape)
+        transposed.matvec = self.rmatvec
+        transposed.rmatvec = self.matvec
+        return transposed
 
     def dense(self) -> Tensor:
         """The matrices, (*batch, rows, columns), a product for each column: for small cases."""
@@ -95,27 +93,6 @@ class LinearOperator:
         return tensor
 
 
-class _Transposed(LinearOperator):
-    def __init__(self, operator: LinearOperator) -> None:
-        self.operator = operator
-        self.batch_shape = operator.batch_shape
-        self.input_shape = operator.output_shape
-        self.output_shape = operator.input_shape
-        self.dtype = operator.dtype
-        self.device = operator.device
-        self.uses_autodiff = operator.uses_autodiff
-
-    def matvec(self, H: Tensor) -> Tensor:
-        return self.operator.rmatvec(H)
-
-    def rmatvec(self, G: Tensor) -> Tensor:
-        return self.operator.matvec(G)
-
-    @property
-    def T(self) -> LinearOperator:
-        return self.operator
-
-
 class MatrixOperator(LinearOperator):
     """A batch of matrices, shape (*batch, rows, columns), as an operator.
 
@@ -126,15 +103,10 @@ class MatrixOperator(LinearOperator):
     tensor([3.])
     """
 
-    uses_autodiff = False
-
     def __init__(self, matrix: Tensor) -> None:
         self.matrix = check_tokens(matrix, name="matrix")
-        self.batch_shape = tuple(matrix.shape[:-2])
-        self.input_shape = (matrix.shape[-1],)
-        self.output_shape = (matrix.shape[-2],)
-        self.dtype = matrix.dtype
-        self.device = matrix.device
+        *batch, rows, columns = matrix.shape
+        self._describe(matrix, batch, (columns,), (rows,))
 
     def matvec(self, H: Tensor) -> Tensor:
         """Matrix times vector."""
@@ -158,15 +130,13 @@ class AttentionJacobian(LinearOperator):
     It is applied in the space of queries, keys and values. The tangent of the scores is
     :math:`S_{ij} = \dot q_i\cdot k_j + q_i\cdot\dot k_j`, and the last two terms are
     :math:`\sum_j P_{ij} (S_{ij} - \bar s_i) v_j`, with :math:`\bar s_i` the mean of :math:`S_i`
-    under P_i. P is visited in tiles, a few heads and some rows at a time.
+    under P_i. P is visited in tiles, a few heads and some rows at a time. It is kept where it is
+    small (``WEIGHTS_BYTES``), else each product works it out anew: memory is then linear in n.
 
     Parameters
     ----------
     attention : Attention
     X : Tensor, shape (…, n, d)
-    store : bool, optional
-        Whether to keep P. Left out, P is kept where it is small (``WEIGHTS_BYTES``), else each
-        product works it out anew, tile by tile: memory is then linear in n.
 
     Examples
     --------
@@ -177,18 +147,12 @@ class AttentionJacobian(LinearOperator):
     tensor([1., 1., 1.])
     """
 
-    uses_autodiff = False
-
     @torch.no_grad()
-    def __init__(self, attention: Attention, X: Tensor, *, store: bool | None = None) -> None:
+    def __init__(self, attention, X: Tensor) -> None:
         X = attention.check_input(X).detach()
-        n = X.shape[-2]
+        *batch, n, d = X.shape
+        self._describe(X, batch, (n, d), (n, attention.output_dim))
         self.attention = attention
-        self.batch_shape = tuple(X.shape[:-2])
-        self.input_shape = (n, attention.d)
-        self.output_shape = (n, attention.output_dim)
-        self.dtype = X.dtype
-        self.device = X.device
         # one block for each member of the batch and each head: (batch·heads, n, k | k | p)
         projected = attention.project(X, value_bias=False)
         self._q, self._k, self._v = (part.flatten(0, -3).contiguous() for part in projected)
@@ -198,17 +162,16 @@ class AttentionJacobian(LinearOperator):
         self._to_scores = to_scores.flatten(0, 1)
         self._to_values = attention.value.flatten(0, 1)
         blocks = len(self._q)
-        if store is None:
-            store = blocks * n * n * self.dtype.itemsize <= WEIGHTS_BYTES
         self._cuts = cut_into_tiles(blocks, n, X.element_size(), X.device.type, attention.causal)
         self._P = None
         self._heaviest = self._q.new_empty(blocks, n, 1, dtype=torch.long)  # argmax_j P_ij
+        is_small = blocks * n * n * X.element_size() <= WEIGHTS_BYTES
         tiles = []
         for heads, rows, _, P in self._tiles():
             self._heaviest[heads, rows] = P.argmax(-1, keepdim=True)
-            if store:
+            if is_small:
                 tiles.append(P)
-        if store:
+        if is_small:
             self._P = tiles
             self._use_few_tokens()
 
@@ -261,7 +224,7 @@ class AttentionJacobian(LinearOperator):
         self._check("G", G, self.output_shape)
         output = self.attention.output
         g = self._split(G if output is None else G @ output)
-        dq, dk, dv = (torch.empty_like(part) for part in (self._q, self._k, self._v))
+        dq, dk, dv = (part.new_empty(part.shape) for part in (self._q, self._k, self._v))
         for heads, rows, seen, P in self._tiles():
             # the first tile of these heads sees all their keys, and the others are added to it
             add = float(rows.stop < g.shape[1])
@@ -310,24 +273,16 @@ def cut_into_tiles(
 class AutogradJacobian(LinearOperator):
     """The Jacobian of any differentiable map at X, by automatic differentiation.
 
+    A product raises NotImplementedError where PyTorch has no derivative of an operation. Fused
+    attention has no forward mode on every device, so the map runs with the mathematical kernel.
+
     Parameters
     ----------
     fn : callable
         Maps (…, n, d) to (…, …): everything before the last two dimensions of X is a batch, whose
-        members must not influence one another. A module must be in evaluation mode.
+        members must not influence one another. A module must be in evaluation mode, and two calls
+        at X must agree: no dropout.
     X : Tensor, shape (…, n, d)
-
-    Raises
-    ------
-    ValueError
-        If the module trains, if two calls differ (dropout), if the output does not keep the batch.
-    NotImplementedError
-        By a product, where PyTorch has no derivative of an operation in ``fn``.
-
-    Notes
-    -----
-    Fused attention has no forward-mode derivative on every device: the map runs with PyTorch's
-    mathematical kernel, which has one.
 
     Examples
     --------
@@ -345,48 +300,39 @@ class AutogradJacobian(LinearOperator):
         with _autodiff(), torch.no_grad():
             self._X = X.detach().clone(memory_format=torch.contiguous_format)
             value = self._call(self._X)
-            self._check_output(value)
-            if not torch.equal(value, self._call(self._X)):
-                raise ValueError(
-                    "fn: expected the same output at the same X, got two: "
-                    "call .eval() if it has dropout"
-                )
-        self.batch_shape = tuple(X.shape[:-2])
-        self.input_shape = tuple(X.shape[-2:])
-        self.output_shape = tuple(value.shape[len(self.batch_shape) :])
-        self.dtype = X.dtype
-        self.device = X.device
-        self._push = None
-        self._pull = None
+            again = self._call(self._X)
+        if not isinstance(value, Tensor):
+            got = f"{type(value).__name__}: wrap it, for example lambda X: module(X)[0]"
+            raise TypeError(f"fn: expected a map that returns a tensor, got {got}")
+        check_same_kind("fn(X)", value, X, "X")
+        batch = tuple(X.shape[:-2])
+        shape = tuple(value.shape)
+        if shape[: len(batch)] != batch:
+            expected = f"an output that begins with the batch {batch}"
+            raise ValueError(f"fn: expected {expected}, got shape {shape}")
+        if not bool(torch.isfinite(value).all()):
+            raise ValueError("fn: expected a finite output at X, got NaN or infinity")
+        if not torch.equal(value, again):
+            got = "two: call .eval() if it has dropout"
+            raise ValueError(f"fn: expected the same output at the same X, got {got}")
+        self._describe(X, batch, X.shape[-2:], shape[len(batch) :])
 
     def _call(self, X: Tensor) -> Tensor:
         with sdpa_kernel(SDPBackend.MATH):
             return self._fn(X.clone())  # a map that works in place must not change X
 
-    def _check_output(self, value: object) -> None:
-        if not isinstance(value, Tensor):
-            raise TypeError(
-                f"fn: expected a map that returns a tensor, got {type(value).__name__}: "
-                "wrap it, for example lambda X: module(X)[0]"
-            )
-        check_same_kind("fn(X)", value, self._X, "X")
-        batch = tuple(self._X.shape[:-2])
-        shape = tuple(value.shape)
-        if shape[: len(batch)] != batch:
-            raise ValueError(
-                f"fn: expected an output that begins with the batch {batch}, got shape {shape}"
-            )
-        if not bool(torch.isfinite(value).all()):
-            raise ValueError("fn: expected a finite output at X, got NaN or infinity")
-
     def matvec(self, H: Tensor) -> Tensor:
         """J[H], by forward mode."""
         self._check("H", H, self.input_shape)
-        if self._push is None:
-            self._push = _explained(self._trace_push)
         return _explained(lambda: self._push(H.clone()))  # H may come from inference mode
 
-    def _trace_push(self) -> Callable[[Tensor], Tensor]:
+    def rmatvec(self, G: Tensor) -> Tensor:
+        """Jᵀ[G], by reverse mode."""
+        self._check("G", G, self.output_shape)
+        return _explained(lambda: self._pull(G.clone()))[0]
+
+    @functools.cached_property
+    def _push(self) -> Callable[[Tensor], Tensor]:
         try:  # traced once, the tangent map costs half of a jvp
             with warnings.catch_warnings():  # PyTorch warns of its own constant folding
                 warnings.filterwarnings("ignore", message="Attempted to insert a get_attr Node")
@@ -394,12 +340,9 @@ class AutogradJacobian(LinearOperator):
         except RuntimeError:  # a map that looks at values (checks, branches) cannot be traced
             return lambda H: torch.func.jvp(self._call, (self._X,), (H,))[1]  # [0] is f(X)
 
-    def rmatvec(self, G: Tensor) -> Tensor:
-        """Jᵀ[G], by reverse mode."""
-        self._check("G", G, self.output_shape)
-        if self._pull is None:
-            self._pull = _explained(lambda: torch.func.vjp(self._call, self._X)[1])
-        return _explained(lambda: self._pull(G.clone()))[0]
+    @functools.cached_property
+    def _pull(self) -> Callable[[Tensor], tuple[Tensor]]:
+        return torch.func.vjp(self._call, self._X)[1]
 
 
 @contextlib.contextmanager
@@ -412,10 +355,8 @@ def _autodiff() -> Iterator[None]:
 def _refuse_training(fn: Callable) -> None:
     module = fn if isinstance(fn, nn.Module) else getattr(fn, "__self__", None)
     if isinstance(module, nn.Module) and any(part.training for part in module.modules()):
-        raise ValueError(
-            f"fn: expected a module in evaluation mode, got {type(module).__name__} in training "
-            "mode: call .eval() first"
-        )
+        got = f"{type(module).__name__} in training mode: call .eval() first"
+        raise ValueError(f"fn: expected a module in evaluation mode, got {got}")
 
 
 def _explained(compute: Callable):
@@ -426,7 +367,6 @@ def _explained(compute: Callable):
     except (NotImplementedError, RuntimeError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise NotImplementedError(
-            "fn: automatic differentiation has no rule for an operation in it "
-            f"({reason[:200]}): use explicit softmax "
-            "(for transformers models, attn_implementation='eager')"
+            f"fn: automatic differentiation has no rule for an operation in it ({reason[:200]}): "
+            "use explicit softmax (for transformers models, attn_implementation='eager')"
         ) from error

@@ -18,9 +18,12 @@ from scipy.special import betaincinv
 from torch import Tensor
 
 from lipcore._checks import check_count, check_number
-from lipcore._ritz import has_converged, largest_growth, ritz
 from lipcore.attention import Attention
 from lipcore.jacobian import AutogradJacobian, LinearOperator, MatrixOperator
+
+_TINY = 1e-150  # to divide by instead of zero
+_SMALLEST_LOG = -80.0  # e^-80 is nothing beside 1
+_NEWTON_STEPS = 60
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,19 +35,17 @@ class SpectralNorm:
     value : Tensor
         The estimate: a lower bound, up to rounding.
     lower, upper : Tensor
-        Bracket. ``lower`` (= ``value``) always holds; ``upper`` holds with probability
-        ``probability`` over the random start, whenever the iteration stopped, or always where a
-        bound was passed in. It is infinite where neither was asked for.
+        Bracket. ``lower`` (= ``value``) always holds. ``upper`` holds with ``probability`` over the
+        random start, at every stopping time, or always if a bound was passed in; it is infinite
+        without either.
     probability : float or None
-        Probability with which ``upper`` holds: 1 with a bound, None without a certificate.
+        That with which ``upper`` holds: 1 with a bound, None without a certificate.
     residual : Tensor
         ``‖Jᵀu − σ v‖``: at most this far from ``value`` lies *some* singular value.
     iterations : Tensor of int
         Pairs of products (J and Jᵀ) that each member used.
     converged : Tensor of bool
-        Whether the estimated relative error of ``value`` is at most ``tol``. (Certain, with the
-        probability of ``upper``, is √tol: values that crowd at the top may part by less and go
-        unseen.)
+        Whether the estimated relative error of ``value`` is at most ``tol``.
     left, right : Tensor
         Unit singular vectors u, v, shaped as outputs and inputs of the operator.
     """
@@ -82,21 +83,21 @@ def spectral_norm(
         order in the residual (:prf:ref:`thm-residual`), and goes on until, with confidence
         ``probability``, it is at most √tol whatever the spectrum. Where many singular values crowd
         at the top, the estimate can be exceeded, but √tol holds. Power iteration stops when its
-        Rayleigh quotient changes by less than tol, which says less.
+        estimate changes by less than tol, which says less.
     max_iterations : int, optional
         Pairs of products at most; 300 for Lanczos (never more than the smaller dimension needs),
         1000 for power iteration.
     generator : torch.Generator, optional
         Source of the random start; a fixed seed if left out. One start serves the whole batch, so
-        that a member's result does not depend on its neighbours. The probability is over this
-        start: it means nothing for an operator that was built knowing it.
+        that members do not depend on their neighbours. The probability is over this start: it means
+        nothing for an operator that was built knowing it.
     probability : float, optional
-        Confidence of ``upper``, in (0, 1). With None the iteration stops on its estimate of the
-        error alone, after about half of the products. Then nothing is promised but a lower bound:
-        a larger singular value whose vector is nearly orthogonal to the start is overlooked.
+        Confidence of ``upper``, in (0, 1). With None a run has no certificate and stops on the
+        estimate of its error alone, after about half of the products. It promises a lower bound and
+        no more: a singular value whose vector is nearly orthogonal to the start goes unseen.
     upper_bound : Tensor or float, optional
         A bound of σ_max known from elsewhere (say :func:`lipcore.bounds.local_upper`): it becomes
-        ``upper``, and the probability 1.
+        ``upper``.
 
     Returns
     -------
@@ -105,18 +106,16 @@ def spectral_norm(
     Raises
     ------
     ValueError, TypeError
-        For an option out of range, products that are not finite, an ``upper_bound`` below the value
-        found, or something that is no operator.
+        For options out of range, products that are not finite, an ``upper_bound`` below the value.
 
     Notes
     -----
     With N columns, a start uniform on the sphere has :math:`|\langle v_1, z\rangle| \ge s` for the
-    top singular vector z with the stated probability, s a quantile of a Beta law. On that event
-    :math:`\sigma_{\max}` satisfies, after every k, both
-    :math:`\sigma \le \theta_1 \cosh\big(\mathrm{arcosh}(1/s) / (2k-1)\big)`
-    (:prf:ref:`thm-certificate-a`) and
-    :math:`\prod_i (\sigma^2 - \theta_i^2) \le \prod_j \alpha_j\beta_j / s`
-    (:prf:ref:`thm-certificate-b`); power iteration has :prf:ref:`prop-certificate-power`.
+    top singular vector z with the stated probability, s a quantile of a Beta law. On that event,
+    after every k, :math:`\sigma_{\max} \le \theta_1 \cosh(\mathrm{arcosh}(1/s) / (2k-1))`
+    (:prf:ref:`thm-certificate-a`) and :math:`\prod_i (\sigma_{\max}^2 - \theta_i^2) \le \prod_j
+    \alpha_j\beta_j / s` (:prf:ref:`thm-certificate-b`); for power iteration see
+    :prf:ref:`prop-certificate-power`.
 
     Examples
     --------
@@ -134,36 +133,31 @@ def spectral_norm(
     if method not in ("lanczos", "power"):
         raise ValueError(f"method: expected 'lanczos' or 'power', got {method!r}")
     tol = check_number("tol", tol, minimum=0, strict=True, maximum=1)
-    limit = 300 if method == "lanczos" else 1000
-    limit = limit if max_iterations is None else check_count("max_iterations", max_iterations)
+    if max_iterations is None:
+        max_iterations = 300 if method == "lanczos" else 1000
+    max_iterations = check_count("max_iterations", max_iterations)
     overlap = None
     if probability is not None:
-        probability = check_number(
-            "probability", probability, minimum=0, strict=True, maximum=1 - 1e-12
-        )
+        options = {"minimum": 0, "strict": True, "maximum": 1 - 1e-12}
+        probability = check_number("probability", probability, **options)
         overlap = _overlap_quantile(J.shape[1], 1 - probability)
-    v_1 = _random_start(J, generator)
-    with torch.inference_mode(not J.uses_autodiff):  # calls cost less in it
-        run = _lanczos if method == "lanczos" else _power
-        parts = run(_FlatOperator(J), v_1, tol, limit, overlap)
-    found = SpectralNorm(probability=probability, **{k: x.clone() for k, x in parts.items()})
+    run = _lanczos if method == "lanczos" else _power
+    flat = _FlatOperator(J)
+    parts = run(flat, _random_start(J, generator), tol, max_iterations, overlap)
+    found = SpectralNorm(probability=probability, **_result(flat, *parts))
     return found if upper_bound is None else _with_bound(found, upper_bound)
 
 
 def local_lipschitz(
-    attention_or_callable: Attention | Callable[[Tensor], Tensor],
-    X: Tensor,
-    *,
-    tol: float = 1e-4,
-    **options,
+    attention_or_callable: Callable[[Tensor], Tensor], X: Tensor, *, tol: float = 1e-4, **options
 ) -> SpectralNorm:
     r"""Local Lipschitz constant :math:`\|D_X f\|_2` of a map at X (:prf:ref:`thm-lip-local`).
 
     Parameters
     ----------
     attention_or_callable : Attention, or any differentiable map of (…, n, d) tensors
-        An :class:`~lipcore.attention.Attention` uses its Jacobian in three terms, anything else
-        autodiff (:class:`~lipcore.jacobian.AutogradJacobian` says what it asks of the map).
+        An :class:`~lipcore.attention.Attention` has its Jacobian in three terms, any other map its
+        :class:`~lipcore.jacobian.AutogradJacobian`, which says what it asks of the map.
     X : Tensor, shape (…, n, d)
     tol : float
         Relative tolerance.
@@ -192,9 +186,7 @@ def local_lipschitz(
     if not isinstance(f, Attention):
         return spectral_norm(AutogradJacobian(f, X), tol=tol, **options)
     if not f.is_narrow:
-        with torch.inference_mode():
-            J = f.jacobian(X)
-        return spectral_norm(J, tol=tol, **options)
+        return spectral_norm(f.jacobian(X), tol=tol, **options)
     f.check_input(X)
     with torch.no_grad():  # a head alone works in its own few dimensions
         small, Z, U = f.compressed()
@@ -235,12 +227,10 @@ class _FlatOperator:
         return self._flat(self.operator.rmatvec(self.shaped(u, self.operator.output_shape)))
 
     def shaped(self, flat: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """(*batch, N) → (*batch, *shape)."""
         return flat.reshape(*self.operator.batch_shape, *shape)
 
     def _flat(self, product: Tensor) -> Tensor:
-        # detached, since a module's parameters may ask for gradients
-        flat = product.detach().reshape(*self.operator.batch_shape, -1)
+        flat = product.detach().reshape(*self.operator.batch_shape, -1)  # parameters ask for graphs
         return flat if self.scale is None else flat / self.scale
 
     def first_matvec(self, v: Tensor) -> Tensor:
@@ -254,29 +244,11 @@ class _FlatOperator:
         return image / self.scale
 
 
-class _Basis:
-    """Orthonormal vectors (*batch, N), one after the other in a buffer that grows by doubling."""
-
-    def __init__(self, first: Tensor) -> None:
-        self._buffer = first.new_empty(16, *first.shape)
-        self._buffer[0] = first
-        self._size = 1
-
-    def append(self, vector: Tensor) -> None:
-        if self._size == len(self._buffer):
-            self._buffer = torch.cat([self._buffer, torch.empty_like(self._buffer)])
-        self._buffer[self._size] = vector
-        self._size += 1
-
-    @property
-    def vectors(self) -> Tensor:
-        """Shape (*batch, k, N)."""
-        return self._buffer[: self._size].movedim(0, -2)
-
-    def remove_from(self, w: Tensor) -> Tensor:
-        """Subtract from w its components along the basis."""
-        row = w[..., None, :]  # as a row it is two to three times quicker than as a column
-        return w - (row @ self.vectors.mT @ self.vectors)[..., 0, :]
+def _orthogonalised(w: Tensor, V: Tensor) -> Tensor:
+    """Return w (*batch, N) less its components along the orthonormal V (k, *batch, N)."""
+    rows = V.movedim(0, -2)
+    w_row = w[..., None, :]  # as a row it is two to three times quicker than as a column
+    return w - (w_row @ rows.mT @ rows)[..., 0, :]
 
 
 def _norm(vector: Tensor) -> Tensor:
@@ -301,70 +273,63 @@ def _to_host(*numbers: Tensor) -> list[np.ndarray]:
     return list(rows)
 
 
-def _lanczos(
-    J: _FlatOperator, v_1: Tensor, tol: float, max_iterations: int, overlap: float | None
-) -> dict[str, Tensor]:
+def _lanczos(J: _FlatOperator, v_1: Tensor, tol: float, max_iterations: int, overlap: float | None):
     """Golub–Kahan–Lanczos: J V_k = U_k B_k, with α on the diagonal of B_k and β above it.
 
     V_k is orthogonalised at every step; U_k then is orthogonal by itself (Simon & Zha 2000).
+    Returns v, an upper bound, residual, iterations, and whether each member has converged.
     """
     rows, columns = J.operator.shape
     steps = min(max_iterations, rows + 1, columns)
     members = math.prod(J.operator.batch_shape)
-    d = np.zeros((members, steps))  # T_k = B_kᵀB_k on the host: its diagonal, and beside it
-    t = np.zeros((members, steps))
+    d = np.zeros((members, steps))  # the diagonal of T_k = B_kᵀB_k, on the host
+    t = np.zeros((members, steps))  # beside it
     iterations = np.zeros(members, dtype=int)
     running = np.ones(members, dtype=bool)
-    V = _Basis(v_1)
+    V = v_1.new_empty(16, *v_1.shape)  # grows by doubling
+    V[0] = v_1
     v_k = v_1
     u_k = J.first_matvec(v_1)
     beta = 0.0
     for k in range(1, steps + 1):
         alpha_k = _norm(u_k)
         u_k = _divided(u_k, alpha_k)
-        w = V.remove_from(J.rmatvec(u_k) - alpha_k * v_k)
+        w = _orthogonalised(J.rmatvec(u_k) - alpha_k * v_k, V[:k])
         beta_k = _norm(w)
         before = beta
         alpha, beta = _to_host(alpha_k, beta_k)
         d[:, k - 1] = alpha**2 + before**2
         if (beta**2 < torch.finfo(w.dtype).eps * d[:, :k].max(1))[running].any():
-            w = V.remove_from(w)  # so little is left that most of it is rounding
+            w = _orthogonalised(w, V[:k])  # so little is left that most of it is rounding
             beta_k = _norm(w)
             (beta,) = _to_host(beta_k)
         t[:, k - 1] = alpha * beta
         iterations[running] = k  # a member that has converged keeps what it had
-        running[running] = ~has_converged(d[running, :k], t[running, :k], tol, overlap)
+        running[running] = ~_has_converged(d[running, :k], t[running, :k], tol, overlap)
         if k == steps or not running.any():
             break
+        if k == len(V):
+            V = torch.cat([V, torch.empty_like(V)])
         v_k = _divided(w, beta_k)
-        V.append(v_k)
+        V[k] = v_k
         u_k = J.matvec(v_k) - beta_k * u_k
-    return _summary(J, V.vectors, d, t, iterations, ~running, overlap)
-
-
-def _summary(J, V, d, t, iterations, converged, overlap) -> dict[str, Tensor]:
-    """Ritz triplet and certificate of each member, from the steps up to its own stop."""
-    members = len(iterations)
-    right = np.zeros((members, V.shape[-2]))
+    y = np.zeros((members, k))
     residual = np.zeros(members)
     upper = np.full(members, np.inf)
     for k in np.unique(iterations):
         own = iterations == k
-        theta, right[own, :k], residual[own] = ritz(d[own, :k], t[own, :k])
+        theta, y[own, :k], residual[own] = _ritz(d[own, :k], t[own, :k])
         if overlap is not None:
-            upper[own] = theta[:, 0] * largest_growth(theta, t[own, :k], overlap)
+            upper[own] = theta[:, 0] * _largest_growth(theta, t[own, :k], overlap)
     batch = J.operator.batch_shape
-    coefficients = torch.from_numpy(right).to(V).reshape(*batch, 1, -1)
-    v = (coefficients @ V)[..., 0, :]
-    v = _divided(v, _norm(v))
-    numbers = (upper, residual, iterations, converged)
-    return _result(J, v, *(torch.from_numpy(x).reshape(batch) for x in numbers))
+    coefficients = torch.from_numpy(y).to(V).reshape(*batch, 1, -1)
+    v = (coefficients @ V[: y.shape[1]].movedim(0, -2))[..., 0, :]
+    numbers = (upper, residual, iterations, ~running)
+    return _divided(v, _norm(v)), *(torch.from_numpy(x).reshape(batch) for x in numbers)
 
 
-def _power(
-    J: _FlatOperator, v_1: Tensor, tol: float, max_iterations: int, overlap: float | None
-) -> dict[str, Tensor]:
-    """Power iteration on JᵀJ; a member stops when its Rayleigh quotient changes by less than tol."""
+def _power(J: _FlatOperator, v_1: Tensor, tol: float, max_iterations: int, overlap: float | None):
+    """Power iteration on JᵀJ, until its estimate changes by less than tol; returns the same."""
     v = v_1
     u = J.first_matvec(v_1)
     value = torch.zeros_like(v[..., :1])
@@ -377,40 +342,38 @@ def _power(
         value = _norm(u)
         _to_host(value)
         w = J.rmatvec(_divided(u, value))
+        w_norm = _norm(w)
         log_norm += value.double().log()
-        if overlap is not None:  # the certificate of power iteration
+        if overlap is not None:
             bound = ((log_norm - math.log(overlap)) / (2 * k - 1)).exp()
             upper = torch.where(running, bound, upper)
         iterations = torch.where(running, k, iterations)
         running = running & ((value - before).abs() > tol * value)
         if k == max_iterations or not bool(running.any()):
             break
-        w_norm = _norm(w)
         log_norm += w_norm.double().log()
         v = torch.where(running, _divided(w, w_norm), v)  # a member that has stopped stands still
         u = J.matvec(v)
-    residual = _norm(w - value * v)
-    numbers = (upper, residual, iterations, ~running)
-    return _result(J, v, *(x[..., 0] for x in numbers))
+    numbers = (upper, _norm(w - value * v), iterations, ~running)
+    return v, *(x[..., 0] for x in numbers)
 
 
-def _result(J, v, upper, residual, iterations, converged) -> dict[str, Tensor]:
+def _result(J: _FlatOperator, v, upper, residual, iterations, converged) -> dict[str, Tensor]:
     """Parts of a SpectralNorm, by one product more: the value is a norm ‖Jv‖ that J does reach."""
-    operator = J.operator
     image = J.matvec(v)
     norm = _norm(image)
     scale = torch.ones_like(norm[..., 0]) if J.scale is None else J.scale[..., 0]
     value = scale * norm[..., 0]
-    upper = torch.maximum(value, scale * upper.to(value))
+    rounding = 1 + 64 * torch.finfo(value.dtype).eps
     return {
         "value": value,
         "lower": value,
-        "upper": upper * (1 + 64 * torch.finfo(value.dtype).eps),  # for rounding
+        "upper": torch.maximum(value, scale * upper.to(value)) * rounding,
         "residual": scale * residual.to(value),
         "iterations": iterations.to(value.device),
         "converged": converged.to(value.device),
-        "left": J.shaped(_divided(image, norm), operator.output_shape),
-        "right": J.shaped(v, operator.input_shape),
+        "left": J.shaped(_divided(image, norm), J.operator.output_shape),
+        "right": J.shaped(v, J.operator.input_shape),
     }
 
 
@@ -435,3 +398,79 @@ def _with_bound(found: SpectralNorm, upper_bound: Tensor | float) -> SpectralNor
             f"got {bound.min().item():.6g}"
         )
     return replace(found, upper=torch.maximum(bound, value), probability=1.0)
+
+
+def _ritz(d: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """θ (members, k), decreasing; of θ_1 the vector y (members, k) in V_k, and ‖Jᵀu − θ_1 V_k y‖."""
+    eigenvalues, eigenvectors = np.linalg.eigh(_tridiagonal(d, t))
+    theta = np.sqrt(np.maximum(eigenvalues[:, ::-1], 0))
+    y = eigenvectors[:, :, -1]
+    return theta, y, t[:, -1] * np.abs(y[:, -1]) / np.maximum(theta[:, 0], _TINY)
+
+
+def _has_converged(d: np.ndarray, t: np.ndarray, tol: float, overlap: float | None) -> np.ndarray:
+    r"""Whether θ_1 of each member is within tol as estimated, and within √tol as certified.
+
+    The certificate has the confidence of :math:`s \le |\langle v_1, z\rangle|`, s the ``overlap`` of
+    start and top singular vector; without one it is left out.
+    """
+    converged = np.ones(len(d), dtype=bool)
+    if overlap is not None:  # as a rule this comes last, and it needs no eigenvectors
+        eigenvalues = np.linalg.eigvalsh(_tridiagonal(d, t))
+        m = max(math.log(2 * math.sqrt(tol) + tol), _SMALLEST_LOG)  # (1 + √tol)² = 1 + e^m
+        x, log_right = _certificate_b(np.sqrt(np.maximum(eigenvalues[:, ::-1], 0)), t, overlap)
+        converged = np.log(math.exp(m) + x).sum(1) >= log_right
+    if converged.any():
+        theta, _, residual = _ritz(d[converged], t[converged])
+        converged[converged] = _estimated_error(theta, residual) <= tol
+    return converged
+
+
+def _estimated_error(theta: np.ndarray, residual: np.ndarray) -> np.ndarray:
+    """Relative error of θ_1 if θ_2 is near σ_2: of second order in ‖r‖ (:prf:ref:`thm-residual`)."""
+    theta_1 = theta[:, 0]
+    theta_2 = theta[:, 1] if theta.shape[1] > 1 else 0
+    second_order = theta_1 * residual**2 / (2 * np.maximum(theta_1**2 - theta_2**2, _TINY))
+    return np.minimum(residual, second_order) / np.maximum(theta_1, _TINY)
+
+
+def _largest_growth(theta: np.ndarray, t: np.ndarray, overlap: float) -> np.ndarray:
+    r"""How far above θ_1 the certificates let σ_max lie, as a factor: the better of the two.
+
+    The second one is the root of :math:`\prod_i(\sigma^2-\theta_i^2) = \prod_j t_j/s`, by Newton's
+    method on m = log(σ²/θ_1² − 1). The logarithm of the left-hand side increases in m and is convex:
+    from the right the iteration comes down to the root and never passes it.
+    """
+    k = theta.shape[1]
+    at_worst = math.cosh(math.acosh(1 / overlap) / (2 * k - 1))
+    x, log_right = _certificate_b(theta, t, overlap)
+    m = log_right / k  # right of the root, since every logarithm is at least m
+    for _ in range(_NEWTON_STEPS):
+        factors = np.exp(m)[:, None] + x
+        slope = (np.exp(m)[:, None] / factors).sum(1)
+        step = np.maximum(np.log(factors).sum(1) - log_right, 0) / slope
+        m = np.maximum(m - step, _SMALLEST_LOG)
+        if (step <= 1e-12).all():
+            break
+    return np.minimum(at_worst, np.sqrt(1 + np.exp(m)))
+
+
+def _certificate_b(
+    theta: np.ndarray, t: np.ndarray, overlap: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """x_i = 1 − θ_i²/θ_1², with Σ log(e^m + x_i) on the left, and the logarithm on the right.
+
+    Where a t_j is zero the Krylov space is all that there is.
+    """
+    theta_1 = np.maximum(theta[:, :1], _TINY)
+    log_right = np.log(np.maximum(t / theta_1**2, _TINY)).sum(1) - math.log(overlap)
+    return 1 - (theta / theta_1) ** 2, log_right
+
+
+def _tridiagonal(d: np.ndarray, t: np.ndarray) -> np.ndarray:
+    """T_k as matrices (members, k, k), the lower triangle."""
+    members, k = d.shape
+    T = np.zeros((members, k * k))
+    T[:, :: k + 1] = d
+    T[:, k :: k + 1] = t[:, :-1]
+    return T.reshape(members, k, k)
