@@ -1,13 +1,13 @@
 """Self-attention as a map on tokens: heads, biases, masks, rotary positions, output projection.
 
 Tokens are the rows of X (…, n, d); dimensions before the last two are a batch. Arguments that do
-not fit, are not finite, or are not float32 or float64 raise a ValueError or a TypeError.
+not fit or are not finite, and scores that overflow, raise a ValueError or a TypeError.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -69,13 +69,11 @@ class Attention:
     mask : Tensor of bool, shape (n, n), optional
         True where query i may see key j; it fixes n.
     log_weights : Tensor, shape (n,), optional
-        Logarithm of each token's mass: ``P_ij ∝ w_j exp(s_ij)``; it fixes n. Minus infinity is a
-        token without mass.
+        Logarithm of each token's mass (−∞ is none): ``P_ij ∝ w_j exp(s_ij)``; it fixes n.
     scale : float, optional
         λ; ``1/√k`` if left out.
     rotary : Tensor, shape (k/2,), optional
-        Frequencies ω: query and key of token i are turned by the angles i·ω
-        (:prf:ref:`prop-norm-rotary`).
+        Frequencies ω: token i is turned by the angles i·ω (:prf:ref:`prop-norm-rotary`).
 
     Examples
     --------
@@ -108,23 +106,21 @@ class Attention:
         self._check_mask()
         scale = 1 / math.sqrt(self.query.shape[1]) if self.scale is None else self.scale
         object.__setattr__(self, "scale", check_number("scale", scale))
-        groups = self.query.shape[0] // self.key.shape[0]
+        repeats = self.query.shape[0] // self.key.shape[0]
         for name in ("key", "value", "key_bias", "value_bias"):
             shared = getattr(self, name)
-            if groups > 1 and shared is not None:  # one copy a head: no formula needs a case
-                object.__setattr__(self, name, shared.repeat_interleave(groups, dim=0))
+            if repeats > 1 and shared is not None:  # one copy a head: no formula needs a case
+                object.__setattr__(self, name, shared.repeat_interleave(repeats, dim=0))
 
     def _check_shapes(self) -> None:
         heads, k, d = self.query.shape
-        key_heads = self.key.shape[0]
+        groups = self.key.shape[0]
         p = self.value.shape[1]
-        if min(heads, key_heads, k, d, p) == 0:
+        if min(heads, groups, k, d, p) == 0:
             shapes = [tuple(part.shape) for part in (self.query, self.key, self.value)]
             raise ValueError(f"query, key, value: expected non-empty tensors, got shapes {shapes}")
-        if heads % key_heads:
-            raise ValueError(
-                f"key: expected a number of heads that divides {heads}, got {key_heads}"
-            )
+        if heads % groups:
+            raise ValueError(f"key: expected a number of heads that divides {heads}, got {groups}")
         if self.rotary is not None and k % 2:
             raise ValueError(f"rotary: expected an even head dimension k, got k={k}")
         if self.output is not None:
@@ -132,11 +128,11 @@ class Attention:
         elif self.output_bias is not None:
             raise ValueError("output_bias: expected an output beside it, got output=None")
         expected = {
-            "key": (key_heads, k, d),
-            "value": (key_heads, p, d),
+            "key": (groups, k, d),
+            "value": (groups, p, d),
             "query_bias": (heads, k),
-            "key_bias": (key_heads, k),
-            "value_bias": (key_heads, p),
+            "key_bias": (groups, k),
+            "value_bias": (groups, p),
             "output": (self.output_dim, heads * p),
             "output_bias": (self.output_dim,),
             "rotary": (k // 2,),
@@ -215,8 +211,8 @@ class Attention:
 
     def to(self, *args, **kwargs) -> Attention:
         """Move or convert every tensor, as :meth:`torch.Tensor.to` does; a mask stays boolean."""
-        parts = {field.name: getattr(self, field.name) for field in fields(self)}
-        moved = {name: x.to(*args, **kwargs) for name, x in parts.items() if isinstance(x, Tensor)}
+        tensors = {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
+        moved = {name: tensor.to(*args, **kwargs) for name, tensor in tensors.items()}
         if self.mask is not None:
             moved["mask"] = moved["mask"].bool()
         return replace(self, **moved)
@@ -256,8 +252,9 @@ class Attention:
         """
         weights = {name: getattr(self, name) for name in ("query", "key", "value")}
         Z = _frame(torch.cat([weight.flatten(0, 1) for weight in weights.values()]).mT)
-        no_output = self.query.new_zeros(self.output_dim, self.output_dim)
-        U = _frame(no_output if self.output is None else self.output)
+        U = _frame(
+            self.query.new_zeros(2 * (self.output_dim,)) if self.output is None else self.output
+        )
         changed = {}
         if Z.shape[1] < self.d:
             changed |= {name: weight @ Z for name, weight in weights.items()}
@@ -272,17 +269,13 @@ class Attention:
         return self.heads * (2 * k + p) < self.d or self.heads * p < self.output_dim
 
     def score_matrices(self) -> Tensor:
-        r""":math:`A_h = \lambda K_h^\top Q_h`, shape (heads, d, d).
-
-        With rotary positions the scores are those of A_h between equal positions only.
-        """
+        r""":math:`A_h = \lambda K_h^\top Q_h`, (heads, d, d); if rotary, of equal positions."""
         return self.scale * self.key.mT @ self.query
 
     def score_offsets(self) -> Tensor:
         r""":math:`c_h = \lambda K_h^\top b^q_h`, shape (heads, d): what biases do to scores.
 
-        Scores are :math:`(A_h x_i + c_h)\cdot x_j` up to a constant in j, which the softmax
-        cancels (:prf:ref:`prop-biases`).
+        These are :math:`(A_h x_i + c_h)\cdot x_j`, but for what cancels (:prf:ref:`prop-biases`).
         """
         if self.query_bias is None:
             return self.query.new_zeros(self.heads, self.d)
@@ -307,14 +300,13 @@ class Attention:
         return vectors if angles is None else rotate(vectors, -angles if back else angles)
 
     def project(self, X: Tensor, *, value_bias: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries times λ, keys and values of every head, shapes (…, heads, n, k | k | p).
-
-        Values without their bias have the same derivative, and keep their digits where it is large.
-        """
+        """Queries times λ, keys, and values of every head, shapes (…, heads, n, k | k | p)."""
         queries = self.rotated(_per_head(X, self.query, self.query_bias))
         keys = self.rotated(_per_head(X, self.key, self.key_bias))
         values = _per_head(X, self.value, self.value_bias if value_bias else None)
-        return self.scale * queries, keys, values
+        queries = self.scale * queries
+        check_scores(queries, keys)
+        return queries, keys, values
 
     def mask_scores_(self, scores: Tensor, rows: slice) -> Tensor:
         """Mask the scores (…, rows, columns) of ``rows`` against the first keys, in place."""
@@ -356,13 +348,11 @@ class Attention:
                  [0.5000, 0.5000]]])
         """
         queries, keys, _ = self.project(self.check_input(X))
-        check_scores(queries, keys)
         return self.row_weights(queries, keys, slice(0, X.shape[-2]))
 
     def __call__(self, X: Tensor) -> Tensor:
         """f(X), shape (…, n, output_dim), for X of shape (…, n, d). Differentiable in X."""
         queries, keys, values = self.project(self.check_input(X))
-        check_scores(queries, keys)
         P = self.row_weights(queries, keys, slice(0, X.shape[-2]))
         return self.join_heads(P @ values, bias=True)
 

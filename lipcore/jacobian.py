@@ -1,4 +1,4 @@
-"""Jacobians as linear operators: of attention in three terms, of any differentiable map by autodiff.
+"""Jacobians as linear operators: of attention in three terms, of any smooth map by autodiff.
 
 Operators act on arrays of tokens, such as (*batch, n, d), and are known by their products alone.
 Arguments that do not fit raise a ValueError or a TypeError.
@@ -6,7 +6,6 @@ Arguments that do not fit raise a ValueError or a TypeError.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import math
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lipcore._checks import check_same_kind, check_scores, check_tokens
+from lipcore._checks import check_same_kind, check_tokens
 
 #: Attention weights are stored up to this many bytes; beyond, every product works them out anew.
 WEIGHTS_BYTES = 2**28
@@ -156,7 +155,6 @@ class AttentionJacobian(LinearOperator):
         # one block for each member of the batch and each head: (batch·heads, n, k | k | p)
         projected = attention.project(X, value_bias=False)
         self._q, self._k, self._v = (part.flatten(0, -3).contiguous() for part in projected)
-        check_scores(self._q, self._k)
         # what gives the tangents of queries and keys, (heads·2k, d), and of values, (heads·p, d)
         to_scores = torch.cat([attention.scale * attention.query, attention.key], dim=-2)
         self._to_scores = to_scores.flatten(0, 1)
@@ -274,7 +272,7 @@ class AutogradJacobian(LinearOperator):
     """The Jacobian of any differentiable map at X, by automatic differentiation.
 
     A product raises NotImplementedError where PyTorch has no derivative of an operation. Fused
-    attention has no forward mode on every device, so the map runs with the mathematical kernel.
+    attention has none in forward mode on every device: its mathematical kernel is run instead.
 
     Parameters
     ----------
@@ -297,7 +295,7 @@ class AutogradJacobian(LinearOperator):
         check_tokens(X)
         _refuse_training(fn)
         self._fn = fn
-        with _autodiff(), torch.no_grad():
+        with _AUTODIFF, torch.inference_mode(False), torch.no_grad():
             self._X = X.detach().clone(memory_format=torch.contiguous_format)
             value = self._call(self._X)
             again = self._call(self._X)
@@ -345,13 +343,6 @@ class AutogradJacobian(LinearOperator):
         return torch.func.vjp(self._call, self._X)[1]
 
 
-@contextlib.contextmanager
-def _autodiff() -> Iterator[None]:
-    """Alone, and outside inference mode, in which derivatives would be zero without a word."""
-    with _AUTODIFF, torch.inference_mode(False):
-        yield
-
-
 def _refuse_training(fn: Callable) -> None:
     module = fn if isinstance(fn, nn.Module) else getattr(fn, "__self__", None)
     if isinstance(module, nn.Module) and any(part.training for part in module.modules()):
@@ -362,7 +353,7 @@ def _refuse_training(fn: Callable) -> None:
 def _explained(compute: Callable):
     """Run ``compute``; where autodiff has no rule, say in one line what to change."""
     try:
-        with _autodiff():
+        with _AUTODIFF, torch.inference_mode(False):  # in which derivatives would silently be zero
             return compute()
     except (NotImplementedError, RuntimeError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]

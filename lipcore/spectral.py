@@ -3,7 +3,8 @@ r"""The largest singular value of a batch of linear operators, with a certificat
 Golub–Kahan–Lanczos bidiagonalisation (:prf:ref:`prop-gkl`) builds orthonormal bases :math:`V_k`,
 :math:`U_k` with :math:`J V_k = U_k B_k` from products with J and Jᵀ alone. The largest singular
 value :math:`\theta_1` of the small matrix :math:`B_k` is a lower bound of :math:`\sigma_{\max}(J)`,
-and the numbers in it bound :math:`\sigma_{\max}` from above.
+and the numbers in it bound :math:`\sigma_{\max}` from above. Arguments that do not fit, products
+that are not finite, and modules in training mode raise a ValueError or a TypeError.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy import ndarray
 from scipy.special import betaincinv
 from torch import Tensor
 
 from lipcore._checks import check_count, check_number
 from lipcore.attention import Attention
-from lipcore.jacobian import AutogradJacobian, LinearOperator, MatrixOperator
+from lipcore.jacobian import AttentionJacobian, AutogradJacobian, LinearOperator, MatrixOperator
 
 _TINY = 1e-150  # to divide by instead of zero
 _SMALLEST_LOG = -80.0  # e^-80 is nothing beside 1
-_NEWTON_STEPS = 60
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,25 +89,14 @@ def spectral_norm(
         Pairs of products at most; 300 for Lanczos (never more than the smaller dimension needs),
         1000 for power iteration.
     generator : torch.Generator, optional
-        Source of the random start; a fixed seed if left out. One start serves the whole batch, so
-        that members do not depend on their neighbours. The probability is over this start: it means
-        nothing for an operator that was built knowing it.
+        Source of the random start, one for the whole batch; a fixed seed if left out. The
+        probability is over it, and means nothing for an operator that was built knowing it.
     probability : float, optional
         Confidence of ``upper``, in (0, 1). With None a run has no certificate and stops on the
         estimate of its error alone, after about half of the products. It promises a lower bound and
         no more: a singular value whose vector is nearly orthogonal to the start goes unseen.
     upper_bound : Tensor or float, optional
-        A bound of σ_max known from elsewhere (say :func:`lipcore.bounds.local_upper`): it becomes
-        ``upper``.
-
-    Returns
-    -------
-    SpectralNorm
-
-    Raises
-    ------
-    ValueError, TypeError
-        For options out of range, products that are not finite, an ``upper_bound`` below the value.
+        A bound from elsewhere, say :func:`lipcore.bounds.local_upper`: it becomes ``upper``.
 
     Notes
     -----
@@ -114,8 +104,7 @@ def spectral_norm(
     top singular vector z with the stated probability, s a quantile of a Beta law. On that event,
     after every k, :math:`\sigma_{\max} \le \theta_1 \cosh(\mathrm{arcosh}(1/s) / (2k-1))`
     (:prf:ref:`thm-certificate-a`) and :math:`\prod_i (\sigma_{\max}^2 - \theta_i^2) \le \prod_j
-    \alpha_j\beta_j / s` (:prf:ref:`thm-certificate-b`); for power iteration see
-    :prf:ref:`prop-certificate-power`.
+    \alpha_j\beta_j / s` (:prf:ref:`thm-certificate-b`, :prf:ref:`prop-certificate-power`).
 
     Examples
     --------
@@ -142,9 +131,11 @@ def spectral_norm(
         probability = check_number("probability", probability, **options)
         overlap = _overlap_quantile(J.shape[1], 1 - probability)
     run = _lanczos if method == "lanczos" else _power
-    flat = _FlatOperator(J)
-    parts = run(flat, _random_start(J, generator), tol, max_iterations, overlap)
-    found = SpectralNorm(probability=probability, **_result(flat, *parts))
+    v_1 = _random_start(J, generator)
+    with torch.inference_mode(type(J) in (AttentionJacobian, MatrixOperator)):  # calls cost less
+        parts = run(_FlatOperator(J), v_1, tol, max_iterations, overlap)
+    parts = {name: part.clone() for name, part in parts.items()}  # ordinary tensors
+    found = SpectralNorm(probability=probability, **parts)
     return found if upper_bound is None else _with_bound(found, upper_bound)
 
 
@@ -156,23 +147,12 @@ def local_lipschitz(
     Parameters
     ----------
     attention_or_callable : Attention, or any differentiable map of (…, n, d) tensors
-        An :class:`~lipcore.attention.Attention` has its Jacobian in three terms, any other map its
+        Its Jacobian is an :class:`~lipcore.jacobian.AttentionJacobian`, or else an
         :class:`~lipcore.jacobian.AutogradJacobian`, which says what it asks of the map.
     X : Tensor, shape (…, n, d)
-    tol : float
-        Relative tolerance.
-    **options
+        The result has one entry for each (n, d).
+    tol, **options
         Those of :func:`spectral_norm`, such as ``probability=None`` for a run without certificate.
-
-    Returns
-    -------
-    SpectralNorm
-        One entry for each member of the batch, of shape X.shape[:-2].
-
-    Raises
-    ------
-    ValueError, TypeError
-        If X does not fit or is not finite, or the map is a module in training mode.
 
     Examples
     --------
@@ -200,14 +180,14 @@ def _random_start(J: LinearOperator, generator: torch.Generator | None) -> Tenso
         generator = torch.Generator().manual_seed(0)
     if not isinstance(generator, torch.Generator):
         raise TypeError(f"generator: expected a torch.Generator, got {type(generator).__name__}")
-    like = {"dtype": torch.float64, "device": generator.device}
-    direction = torch.randn(J.shape[1], generator=generator, **like)
-    start = (direction / direction.norm()).to(J.device, J.dtype)
+    start = torch.empty(J.shape[1], dtype=torch.float64, device=generator.device)
+    start = start.normal_(generator=generator)
+    start = (start / start.norm()).to(J.device, J.dtype)
     return start.expand(*J.batch_shape, -1).contiguous()
 
 
 def _overlap_quantile(columns: int, failure: float) -> float:
-    """Return s with P(|⟨v, z⟩| < s) = failure for v uniform on the sphere, z a fixed unit vector."""
+    """Return s with P(|⟨v, z⟩| < s) = failure for v uniform on the sphere, z a unit vector."""
     if columns == 1:
         return 1.0
     return math.sqrt(betaincinv(0.5, (columns - 1) / 2, failure))
@@ -221,17 +201,15 @@ class _FlatOperator:
         self.scale = None
 
     def matvec(self, v: Tensor) -> Tensor:
-        return self._flat(self.operator.matvec(self.shaped(v, self.operator.input_shape)))
+        return self._product(self.operator.matvec, v, self.operator.input_shape)
 
     def rmatvec(self, u: Tensor) -> Tensor:
-        return self._flat(self.operator.rmatvec(self.shaped(u, self.operator.output_shape)))
+        return self._product(self.operator.rmatvec, u, self.operator.output_shape)
 
-    def shaped(self, flat: Tensor, shape: tuple[int, ...]) -> Tensor:
-        return flat.reshape(*self.operator.batch_shape, *shape)
-
-    def _flat(self, product: Tensor) -> Tensor:
-        flat = product.detach().reshape(*self.operator.batch_shape, -1)  # parameters ask for graphs
-        return flat if self.scale is None else flat / self.scale
+    def _product(self, multiply: Callable, vector: Tensor, shape: tuple[int, ...]) -> Tensor:
+        batch = self.operator.batch_shape
+        product = multiply(vector.reshape(*batch, *shape)).detach().reshape(*batch, -1)
+        return product if self.scale is None else product / self.scale
 
     def first_matvec(self, v: Tensor) -> Tensor:
         """J v; where it is extreme it becomes the scale, lest squares overflow or vanish."""
@@ -252,10 +230,7 @@ def _orthogonalised(w: Tensor, V: Tensor) -> Tensor:
 
 
 def _norm(vector: Tensor) -> Tensor:
-    """Euclidean norm over the last dimension, (*batch, 1), its squares added in double precision.
-
-    PyTorch adds one after the other, which would cost a long vector in float32 half of its digits.
-    """
+    """Norms (*batch, 1), added up in float64: long vectors would lose half their digits."""
     norm = torch.linalg.vector_norm(vector, dim=-1, keepdim=True, dtype=torch.float64)
     return norm.to(vector.dtype)
 
@@ -265,7 +240,7 @@ def _divided(part: Tensor, by: Tensor) -> Tensor:
     return part / by.clamp(min=torch.finfo(by.dtype).tiny)
 
 
-def _to_host(*numbers: Tensor) -> list[np.ndarray]:
+def _to_host(*numbers: Tensor) -> list[ndarray]:
     """Tensors (*batch, 1) as float64 arrays (members,), in one transfer; all must be finite."""
     rows = torch.cat(numbers, dim=-1).reshape(-1, len(numbers)).cpu().numpy().astype(np.float64).T
     if not np.isfinite(rows).all():
@@ -277,7 +252,6 @@ def _lanczos(J: _FlatOperator, v_1: Tensor, tol: float, max_iterations: int, ove
     """Golub–Kahan–Lanczos: J V_k = U_k B_k, with α on the diagonal of B_k and β above it.
 
     V_k is orthogonalised at every step; U_k then is orthogonal by itself (Simon & Zha 2000).
-    Returns v, an upper bound, residual, iterations, and whether each member has converged.
     """
     rows, columns = J.operator.shape
     steps = min(max_iterations, rows + 1, columns)
@@ -287,8 +261,7 @@ def _lanczos(J: _FlatOperator, v_1: Tensor, tol: float, max_iterations: int, ove
     iterations = np.zeros(members, dtype=int)
     running = np.ones(members, dtype=bool)
     V = v_1.new_empty(16, *v_1.shape)  # grows by doubling
-    V[0] = v_1
-    v_k = v_1
+    V[0] = v_k = v_1
     u_k = J.first_matvec(v_1)
     beta = 0.0
     for k in range(1, steps + 1):
@@ -307,29 +280,32 @@ def _lanczos(J: _FlatOperator, v_1: Tensor, tol: float, max_iterations: int, ove
         iterations[running] = k  # a member that has converged keeps what it had
         running[running] = ~_has_converged(d[running, :k], t[running, :k], tol, overlap)
         if k == steps or not running.any():
-            break
-        if k == len(V):
-            V = torch.cat([V, torch.empty_like(V)])
+            return _summary(J, V[:k], d, t, iterations, ~running, overlap)
         v_k = _divided(w, beta_k)
+        V = torch.cat([V, torch.empty_like(V)]) if k == len(V) else V
         V[k] = v_k
         u_k = J.matvec(v_k) - beta_k * u_k
-    y = np.zeros((members, k))
-    residual = np.zeros(members)
-    upper = np.full(members, np.inf)
+
+
+def _summary(J, V, d, t, iterations, converged, overlap) -> dict[str, Tensor]:
+    """Ritz vector and certificate of each member, from the steps up to its own stop."""
+    y = np.zeros((len(d), len(V)))
+    residual = np.zeros(len(d))
+    upper = np.full(len(d), np.inf)
     for k in np.unique(iterations):
         own = iterations == k
-        theta, y[own, :k], residual[own] = _ritz(d[own, :k], t[own, :k])
+        theta, y[own, :k], residual[own], _ = _ritz(d[own, :k], t[own, :k])
         if overlap is not None:
             upper[own] = theta[:, 0] * _largest_growth(theta, t[own, :k], overlap)
     batch = J.operator.batch_shape
     coefficients = torch.from_numpy(y).to(V).reshape(*batch, 1, -1)
-    v = (coefficients @ V[: y.shape[1]].movedim(0, -2))[..., 0, :]
-    numbers = (upper, residual, iterations, ~running)
-    return _divided(v, _norm(v)), *(torch.from_numpy(x).reshape(batch) for x in numbers)
+    v = (coefficients @ V.movedim(0, -2))[..., 0, :]
+    numbers = (torch.from_numpy(x).reshape(batch) for x in (upper, residual, iterations, converged))
+    return _result(J, _divided(v, _norm(v)), *numbers)
 
 
 def _power(J: _FlatOperator, v_1: Tensor, tol: float, max_iterations: int, overlap: float | None):
-    """Power iteration on JᵀJ, until its estimate changes by less than tol; returns the same."""
+    """Power iteration on JᵀJ; a member stops when its estimate changes by less than tol."""
     v = v_1
     u = J.first_matvec(v_1)
     value = torch.zeros_like(v[..., :1])
@@ -355,11 +331,12 @@ def _power(J: _FlatOperator, v_1: Tensor, tol: float, max_iterations: int, overl
         v = torch.where(running, _divided(w, w_norm), v)  # a member that has stopped stands still
         u = J.matvec(v)
     numbers = (upper, _norm(w - value * v), iterations, ~running)
-    return v, *(x[..., 0] for x in numbers)
+    return _result(J, v, *(x[..., 0] for x in numbers))
 
 
 def _result(J: _FlatOperator, v, upper, residual, iterations, converged) -> dict[str, Tensor]:
     """Parts of a SpectralNorm, by one product more: the value is a norm ‖Jv‖ that J does reach."""
+    batch = J.operator.batch_shape
     image = J.matvec(v)
     norm = _norm(image)
     scale = torch.ones_like(norm[..., 0]) if J.scale is None else J.scale[..., 0]
@@ -372,8 +349,8 @@ def _result(J: _FlatOperator, v, upper, residual, iterations, converged) -> dict
         "residual": scale * residual.to(value),
         "iterations": iterations.to(value.device),
         "converged": converged.to(value.device),
-        "left": J.shaped(_divided(image, norm), J.operator.output_shape),
-        "right": J.shaped(v, J.operator.input_shape),
+        "left": _divided(image, norm).reshape(*batch, *J.operator.output_shape),
+        "right": v.reshape(*batch, *J.operator.input_shape),
     }
 
 
@@ -385,35 +362,32 @@ def _with_bound(found: SpectralNorm, upper_bound: Tensor | float) -> SpectralNor
         bound = torch.as_tensor(upper_bound, dtype=value.dtype, device=value.device).detach()
         bound = bound.expand(shape)
     except (TypeError, ValueError, RuntimeError) as error:
-        got = repr(upper_bound)
-        if isinstance(upper_bound, Tensor):
-            got = f"shape {tuple(upper_bound.shape)}"
-        raise ValueError(
-            f"upper_bound: expected a number, or a tensor of shape {shape}, got {got}"
-        ) from error
-    rounding = 1 + 64 * torch.finfo(value.dtype).eps
-    if not bool((bound * rounding >= value).all()):
-        raise ValueError(
-            f"upper_bound: expected at least the value found, {value.max().item():.6g}, "
-            f"got {bound.min().item():.6g}"
-        )
+        is_tensor = isinstance(upper_bound, Tensor)
+        got = f"shape {tuple(upper_bound.shape)}" if is_tensor else repr(upper_bound)
+        expected = f"a number, or a tensor of shape {shape}"
+        raise ValueError(f"upper_bound: expected {expected}, got {got}") from error
+    if not bool((bound * (1 + 64 * torch.finfo(value.dtype).eps) >= value).all()):
+        expected = f"at least the value found, {value.max().item():.6g}"
+        raise ValueError(f"upper_bound: expected {expected}, got {bound.min().item():.6g}")
     return replace(found, upper=torch.maximum(bound, value), probability=1.0)
 
 
-def _ritz(d: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """θ (members, k), decreasing; of θ_1 the vector y (members, k) in V_k, and ‖Jᵀu − θ_1 V_k y‖."""
+def _ritz(d: ndarray, t: ndarray) -> tuple[ndarray, ndarray, ndarray, ndarray]:
+    """Ritz values θ of each member, decreasing; of θ_1 the vector V_k y, residual and error.
+
+    The relative error is estimated to second order, with θ_2 for σ_2 (:prf:ref:`thm-residual`).
+    """
     eigenvalues, eigenvectors = np.linalg.eigh(_tridiagonal(d, t))
     theta = np.sqrt(np.maximum(eigenvalues[:, ::-1], 0))
     y = eigenvectors[:, :, -1]
-    return theta, y, t[:, -1] * np.abs(y[:, -1]) / np.maximum(theta[:, 0], _TINY)
+    theta_1 = np.maximum(theta[:, 0], _TINY)
+    residual = t[:, -1] * np.abs(y[:, -1]) / theta_1
+    gap = np.maximum(theta_1**2 - (theta[:, 1:2] ** 2).sum(1), _TINY)
+    return theta, y, residual, np.minimum(residual / theta_1, residual**2 / (2 * gap))
 
 
-def _has_converged(d: np.ndarray, t: np.ndarray, tol: float, overlap: float | None) -> np.ndarray:
-    r"""Whether θ_1 of each member is within tol as estimated, and within √tol as certified.
-
-    The certificate has the confidence of :math:`s \le |\langle v_1, z\rangle|`, s the ``overlap`` of
-    start and top singular vector; without one it is left out.
-    """
+def _has_converged(d: ndarray, t: ndarray, tol: float, overlap: float | None) -> ndarray:
+    """Whether θ_1 of each member is within tol as estimated, and within √tol as certified."""
     converged = np.ones(len(d), dtype=bool)
     if overlap is not None:  # as a rule this comes last, and it needs no eigenvectors
         eigenvalues = np.linalg.eigvalsh(_tridiagonal(d, t))
@@ -421,31 +395,22 @@ def _has_converged(d: np.ndarray, t: np.ndarray, tol: float, overlap: float | No
         x, log_right = _certificate_b(np.sqrt(np.maximum(eigenvalues[:, ::-1], 0)), t, overlap)
         converged = np.log(math.exp(m) + x).sum(1) >= log_right
     if converged.any():
-        theta, _, residual = _ritz(d[converged], t[converged])
-        converged[converged] = _estimated_error(theta, residual) <= tol
+        converged[converged] = _ritz(d[converged], t[converged])[-1] <= tol
     return converged
 
 
-def _estimated_error(theta: np.ndarray, residual: np.ndarray) -> np.ndarray:
-    """Relative error of θ_1 if θ_2 is near σ_2: of second order in ‖r‖ (:prf:ref:`thm-residual`)."""
-    theta_1 = theta[:, 0]
-    theta_2 = theta[:, 1] if theta.shape[1] > 1 else 0
-    second_order = theta_1 * residual**2 / (2 * np.maximum(theta_1**2 - theta_2**2, _TINY))
-    return np.minimum(residual, second_order) / np.maximum(theta_1, _TINY)
-
-
-def _largest_growth(theta: np.ndarray, t: np.ndarray, overlap: float) -> np.ndarray:
+def _largest_growth(theta: ndarray, t: ndarray, overlap: float) -> ndarray:
     r"""How far above θ_1 the certificates let σ_max lie, as a factor: the better of the two.
 
-    The second one is the root of :math:`\prod_i(\sigma^2-\theta_i^2) = \prod_j t_j/s`, by Newton's
-    method on m = log(σ²/θ_1² − 1). The logarithm of the left-hand side increases in m and is convex:
+    The second is the root of :math:`\prod_i(\sigma^2-\theta_i^2) = \prod_j t_j/s`, by Newton's
+    method on m = log(σ²/θ_1² − 1). The logarithm of the left side increases in m and is convex:
     from the right the iteration comes down to the root and never passes it.
     """
     k = theta.shape[1]
     at_worst = math.cosh(math.acosh(1 / overlap) / (2 * k - 1))
     x, log_right = _certificate_b(theta, t, overlap)
     m = log_right / k  # right of the root, since every logarithm is at least m
-    for _ in range(_NEWTON_STEPS):
+    for _ in range(60):
         factors = np.exp(m)[:, None] + x
         slope = (np.exp(m)[:, None] / factors).sum(1)
         step = np.maximum(np.log(factors).sum(1) - log_right, 0) / slope
@@ -455,19 +420,14 @@ def _largest_growth(theta: np.ndarray, t: np.ndarray, overlap: float) -> np.ndar
     return np.minimum(at_worst, np.sqrt(1 + np.exp(m)))
 
 
-def _certificate_b(
-    theta: np.ndarray, t: np.ndarray, overlap: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """x_i = 1 − θ_i²/θ_1², with Σ log(e^m + x_i) on the left, and the logarithm on the right.
-
-    Where a t_j is zero the Krylov space is all that there is.
-    """
+def _certificate_b(theta: ndarray, t: ndarray, overlap: float) -> tuple[ndarray, ndarray]:
+    """x = 1 − θ²/θ_1², for Σ log(e^m + x_i) on the left, and the logarithm of the right side."""
     theta_1 = np.maximum(theta[:, :1], _TINY)
-    log_right = np.log(np.maximum(t / theta_1**2, _TINY)).sum(1) - math.log(overlap)
-    return 1 - (theta / theta_1) ** 2, log_right
+    t = np.maximum(t / theta_1**2, _TINY)  # t_j = 0: the Krylov space is all that there is
+    return 1 - (theta / theta_1) ** 2, np.log(t).sum(1) - math.log(overlap)
 
 
-def _tridiagonal(d: np.ndarray, t: np.ndarray) -> np.ndarray:
+def _tridiagonal(d: ndarray, t: ndarray) -> ndarray:
     """T_k as matrices (members, k, k), the lower triangle."""
     members, k = d.shape
     T = np.zeros((members, k * k))
