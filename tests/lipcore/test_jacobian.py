@@ -11,7 +11,7 @@ from torch.nn.functional import dropout, scaled_dot_product_attention
 
 import lipcore.jacobian as module
 from lipcore import Attention, AttentionJacobian, AutogradJacobian, local_lipschitz, spectral_norm
-from lipcore.jacobian import MatrixOperator, ShortAttentionJacobian
+from lipcore.jacobian import LinearOperator, MatrixOperator
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}  # float64, against autodiff
 
@@ -51,7 +51,7 @@ def test_agrees_with_central_differences(case):
 
 @pytest.mark.parametrize("causal", [False, True], ids=["unmasked", "masked"])
 def test_three_terms_of_the_theory(randn, causal):
-    """The formula of theory §1, written out with loops."""
+    """The formula of thm-jacobian, written out with loops."""
     A, V, X, H = randn(3, 3), randn(2, 3), randn(5, 3), randn(5, 3)
     attention = Attention.from_matrices(A, V, causal=causal)
     P = attention.weights(X)[0]
@@ -71,59 +71,67 @@ def test_adjoint(case):
     G = torch.randn(*J.batch_shape, *J.output_shape, generator=generator, dtype=torch.float64)
     forward, backward = (J.matvec(H) * G).sum((-2, -1)), (H * J.rmatvec(G)).sum((-2, -1))
     torch.testing.assert_close(forward, backward, rtol=1e-12, atol=1e-11)
-    assert J.shape == (J.T.shape[1], J.T.shape[0]) and J.T.T is J
-    torch.testing.assert_close(J.T.matvec(G), J.rmatvec(G), rtol=0, atol=0)
+    assert J.shape == (J.T.shape[1], J.T.shape[0]) == J.T.T.shape
+    assert torch.equal(J.T.matvec(G), J.rmatvec(G))
+    assert torch.equal(J.T.T.matvec(H), J.matvec(H))
 
 
-@pytest.mark.parametrize("store", [True, False], ids=["P kept", "P worked out anew"])
+@pytest.mark.parametrize("kept", [True, False], ids=["P kept", "P worked out anew"])
 @pytest.mark.parametrize("rows", [1, 2, 64])
-def test_tiles_change_nothing(case, monkeypatch, store, rows):
+def test_tiles_change_nothing(case, monkeypatch, kept, rows):
     """Any cut into tiles (one head and a few rows at a time) gives the products of the whole."""
     whole = flat_dense(case.attention.jacobian(case.X))
     monkeypatch.setattr(module, "TILE_BYTES", 1)
     monkeypatch.setattr(module, "TILE_ROWS", rows)
-    tiled = AttentionJacobian(case.attention, case.X, store=store)
+    monkeypatch.setattr(module, "WEIGHTS_BYTES", 2**28 if kept else 0)
+    tiled = AttentionJacobian(case.attention, case.X)
+    assert (tiled._P is not None) == kept
     torch.testing.assert_close(flat_dense(tiled), whole, **EXACT)
     torch.testing.assert_close(flat_dense(tiled.T), whole.mT, **EXACT)
 
 
-def test_rows_for_few_tokens_change_nothing(case):
-    """With A x_i + c and Aᵀx_j for each token and head, the products are those by queries and keys."""
+def with_head_dimension(attention, k):
+    """The same map with heads of dimension k, of which only the first few coordinates are used."""
+    widened = {}
+    for name in ("query", "key", "query_bias", "key_bias"):
+        tensor = getattr(attention, name)
+        if tensor is not None:
+            zeros = tensor.new_zeros(
+                tensor.shape[0], k - attention.query.shape[1], *tensor.shape[2:]
+            )
+            widened[name] = torch.cat([tensor, zeros], dim=1)
+    return dataclasses.replace(attention, **widened)
+
+
+def test_few_tokens_change_nothing(case):
+    """Where 4n ≤ k, queries and keys are replaced by their products: the Jacobian stays the same."""
     if case.attention.rotary is not None:
-        with pytest.raises(ValueError, match="attention: expected one without rotary positions"):
-            ShortAttentionJacobian(case.attention, case.X)
-        return
-    short, usual = (
-        ShortAttentionJacobian(case.attention, case.X),
-        AttentionJacobian(case.attention, case.X),
-    )
+        pytest.skip("with rotary positions there are no rows A x_i + c")
+    wide = with_head_dimension(case.attention, 32)
+    short, usual = wide.jacobian(case.X), case.attention.jacobian(case.X)
+    n = case.X.shape[-2]
+    assert short._q.shape[-1] == n != wide.query.shape[1]
     torch.testing.assert_close(short.dense(), usual.dense(), **EXACT)
     torch.testing.assert_close(short.T.dense(), usual.T.dense(), **EXACT)
 
 
-@pytest.mark.parametrize("kind", [AttentionJacobian, ShortAttentionJacobian])
-def test_settled_rows_lose_no_digits(kind):
+@pytest.mark.parametrize("n", [3, 9])
+def test_rotary_positions_whatever_the_length(randn, n):
+    attention = Attention(*randn(3, 2, 16, 4), rotary=torch.linspace(1, 0.1, 8).double())
+    X = randn(n, 4)
+    expected = matrix(torch.func.jacrev(attention)(X), X)
+    torch.testing.assert_close(attention.jacobian(X).dense(), expected, **EXACT)
+
+
+@pytest.mark.parametrize("k", [1, 32], ids=["queries and keys", "few tokens"])
+def test_settled_rows_lose_no_digits(k):
     """Each token looks at the other, all but 1e-6 of it: what is left of the derivative is right in float32, too."""
-    attention = Attention.from_matrices(-torch.eye(1), torch.eye(1))
+    attention = with_head_dimension(Attention.from_matrices(-torch.eye(1), torch.eye(1)), k)
     X, H = torch.tensor([[2.625], [-2.625]]), torch.tensor([[1.0], [0.0]])
-    single, double = kind(attention, X), kind(attention.to(torch.float64), X.double())
+    single, double = attention.jacobian(X), attention.to(torch.float64).jacobian(X.double())
     for name in ("matvec", "rmatvec"):
         found, exact = getattr(single, name)(H)[0].double(), getattr(double, name)(H.double())[0]
         torch.testing.assert_close(found, exact, rtol=1e-5, atol=0)
-
-
-def test_rows_are_those_of_the_theory(make_case):
-    case = make_case("biases")
-    attention, X = case.attention, case.X
-    J = ShortAttentionJacobian(attention, X)
-    A, c = attention.score_matrices(), attention.score_offsets()
-    torch.testing.assert_close(J._others[0], (X @ A.mT + c[:, None]).flatten(0, 1), **EXACT)
-    without = dataclasses.replace(
-        attention, key_bias=None
-    )  # in A xᵢ·(x_j + b) the row has a part more
-    torch.testing.assert_close(
-        ShortAttentionJacobian(without, X)._own[0], (X @ A).flatten(0, 1), **EXACT
-    )
 
 
 def test_few_tokens_are_refused_as_many_are():
@@ -136,22 +144,35 @@ def test_few_tokens_are_refused_as_many_are():
 
 def test_long_sequences_are_not_stored(make_case, monkeypatch):
     case = make_case("biases, causal")
-    assert case.attention.jacobian(case.X)._weights is not None
+    assert case.attention.jacobian(case.X)._P is not None
     monkeypatch.setattr(module, "WEIGHTS_BYTES", 1)
-    assert case.attention.jacobian(case.X)._weights is None
+    assert case.attention.jacobian(case.X)._P is None
 
 
 def test_memory_is_linear_in_the_length(randn, monkeypatch):
     """No array of the size of P is made: at 1500 tokens it would have 2 million entries."""
     monkeypatch.setattr(module, "TILE_BYTES", 2**19)
+    monkeypatch.setattr(module, "WEIGHTS_BYTES", 0)
     attention, X = Attention.from_matrices(randn(2, 2), randn(2, 2), causal=True), randn(1500, 2)
-    J = AttentionJacobian(attention, X, store=False)
-    largest = max(P.numel() for _, _, _, P, _ in J._tiles())
+    J = attention.jacobian(X)
+    largest = max(P.numel() for *_, P in J._tiles())
     assert largest <= max(module.TILE_BYTES // 8, 64 * 1500) < 1500**2 / 10
     H = randn(1500, 2)
     step = 1e-5
     difference = (attention(X + step * H) - attention(X - step * H)) / (2 * step)
     torch.testing.assert_close(J.matvec(H), difference, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("blocks", "n"), [(1, 1), (5, 3), (120, 64), (3, 1000)])
+def test_tiles_cover_each_weight_once(blocks, n, causal, monkeypatch):
+    monkeypatch.setattr(module, "TILE_BYTES", 2**16)
+    visits = torch.zeros(blocks, n, n, dtype=torch.int)
+    for heads, rows, seen in module.cut_into_tiles(blocks, n, 4, causal=causal):
+        assert seen == slice(0, rows.stop if causal else n)
+        visits[heads, rows, seen] += 1
+    needed = torch.ones(n, n).tril() if causal else torch.ones(n, n)
+    assert bool((visits[:, needed.bool()] == 1).all())
 
 
 def test_batch_members_are_independent(make_case):
@@ -173,7 +194,7 @@ def test_single_precision(case):
 
 @pytest.mark.parametrize("radius", [1e-6, 1e4, 1e6])
 def test_extreme_radii(make_case, radius):
-    """No NaN; mixing alone is left (theory §6), but for rounding, which the scores ‖A‖R² amplify."""
+    """No NaN; mixing alone is left, but for rounding, which the scores ‖A‖R² amplify."""
     case = make_case("one head")
     J = case.attention.jacobian(radius * case.X).dense()
     mixing = torch.kron(case.attention.weights(radius * case.X)[0], case.attention.value[0])
@@ -253,6 +274,24 @@ def test_maps_with_branches(randn):
     X = randn(3, 2)
     J = AutogradJacobian(lambda X: torch.tanh(X) if float(X.sum()) > -100 else X, X)
     torch.testing.assert_close(J.dense(), torch.diag(1 - torch.tanh(X.flatten()) ** 2))
+
+
+def test_an_operator_needs_products_alone(randn):
+    """A subclass that sets its attributes by hand has its transpose and its matrix."""
+
+    class Shift(LinearOperator):
+        batch_shape, input_shape, output_shape = (), (3,), (2,)
+        dtype, device = torch.float64, torch.device("cpu")
+
+        def matvec(self, H):
+            return H[1:]
+
+        def rmatvec(self, G):
+            return torch.cat([G.new_zeros(1), G])
+
+    expected = torch.eye(3, dtype=torch.float64)[1:]
+    assert torch.equal(Shift().dense(), expected)
+    assert torch.equal(Shift().T.dense(), expected.mT)
 
 
 class _NoRule(torch.autograd.Function):
