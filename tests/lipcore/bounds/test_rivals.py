@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from lipcore import Attention, bounds
-from lipcore.lab.attack.arenas import l2_arena
-from lipcore.lab.attack.contestants import witness_kim2021_restated, witness_released_compute_bound
+from lipcore.lab.attack.candidates import witness_kim2021_restated, witness_released_compute_bound
+from lipcore.lab.attack.settings import l2_setting
 from lipcore.lab.attack.truth import dense_jacobian, reverse_mode_jacobian, token_norm
 from lipcore.lab.zoo import l2_attention_map
 
@@ -131,7 +131,7 @@ def test_kim_holds_with_the_power_that_its_proof_gives():
     outcomes = [
         outcome
         for index in range(60)
-        for outcome in l2_arena(5, index)
+        for outcome in l2_setting(5, index)
         if outcome.bound == "kim2021_l2_upper"
     ]
     assert max(outcome.ratio for outcome in outcomes) <= 1 + 1e-9
