@@ -188,7 +188,7 @@ def _normalised(problem: Problem, masses: Tensor) -> Tensor:
     """Masses that sum to one; or whole numbers, at least one each, that sum to n."""
     masses = masses / masses.sum(-1, keepdim=True)
     if problem.kind == "measure":
-        return masses.clamp(min=1e-22)
+        return masses
     counts = (masses * problem.n).floor().clamp(min=1)
     largest = counts.argmax(-1, keepdim=True)
     return counts.scatter_add(-1, largest, problem.n - counts.sum(-1, keepdim=True))

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from lipcore import Attention, bounds
+from lipcore.adversarial import worst_case_inputs
 from lipcore.lab.attack import KNOWN_FAILURES, TOLERANCE, attack, replay
 from lipcore.lab.attack import __main__ as command
 from lipcore.lab.attack.candidates import Candidate, LocalCandidate
@@ -28,6 +29,7 @@ from lipcore.lab.attack.settings import SETTINGS, Outcome, head_setting
 from lipcore.lab.attack.truth import (
     dense_jacobian,
     frobenius_norm,
+    own_query_norm,
     reverse_mode_jacobian,
     token_norm,
 )
@@ -84,6 +86,14 @@ def test_copies_that_part_count():
     assert counted.item() == pytest.approx(2.957 * together.item(), rel=1e-3)
 
 
+def test_own_query_norm_is_that_of_two_copies_that_part():
+    A, V, X = _draw(0, 3, 3), _draw(1, 2, 3), _draw(2, 4, 5, 3)
+    J = dense_jacobian(A, V, X.repeat_interleave(2, dim=1))
+    parting = torch.stack([J[:, i, :, i] - J[:, i, :, i + 1] for i in range(0, 10, 2)], dim=1)
+    expected = torch.linalg.matrix_norm(parting, 2)
+    assert torch.allclose(own_query_norm(A, V, X, torch.zeros(4, 5)), expected, rtol=1e-10)
+
+
 def test_token_norm_in_one_dimension_is_the_largest_row_sum():
     J = dense_jacobian(_draw(0, 1, 1), _draw(1, 1, 1), _draw(2, 10, 4, 1))
     assert torch.allclose(token_norm(J), J[:, :, 0, :, 0].abs().sum(-1).amax(-1), rtol=1e-12)
@@ -105,7 +115,7 @@ def test_token_norm_in_the_plane_is_the_best_of_all_directions():
 
 def test_problems_cover_every_kind_and_shape_and_stay_in_the_ball():
     seen = set()
-    for seed in range(150):
+    for seed in range(80):
         generator = torch.Generator().manual_seed(seed)
         problem = make_problem(generator)
         seen |= {problem.kind, problem.shape}
@@ -187,6 +197,19 @@ def test_planted_false_bounds_are_found():
     pytest.fail(f"not found false: {missing}")
 
 
+def test_worst_cases_are_among_the_inputs():
+    def at_worst_case(problem):
+        X = worst_case_inputs(problem.A, problem.n, problem.radius, causal=problem.causal)
+        J = dense_jacobian(problem.A, problem.V, X[None], causal=problem.causal)
+        return math.log(frobenius_norm(J).item() or 1e-300)
+
+    worst = [Candidate("worst case", "planted", ("tokens", "causal"), at_worst_case)]
+    outcomes = [outcome for index in range(16) for outcome in head_setting(0, index, worst, [])]
+    ratios = [outcome.ratio for outcome in outcomes if outcome.source == "planted"]
+    assert len(ratios) > 5
+    assert all(ratio == 0 or ratio > 1 - TOLERANCE for ratio in ratios)
+
+
 def test_every_lower_bound_is_held_against_the_truth(monkeypatch):
     """Each is what its own inputs reach, or nearly so: a tenth more is found false."""
     names = {name for name in bounds.__all__ if name.endswith("_lower")}
@@ -256,9 +279,18 @@ def test_a_failure_prints_a_reproducer_and_returns_one(monkeypatch, capsys, tmp_
         command.main(["--problems", "3", "--quiet", "--output", str(tmp_path / "table.csv")]) == 1
     )
     assert "python -m lipcore.lab.attack --replay head 0 2" in capsys.readouterr().err
+    assert command.main(["--replay", "head", "0", "2"]) == 1
     with (tmp_path / "table.csv").open() as file:
         (row,) = csv.DictReader(file)
     assert (row["bound"], row["status"], row["ratio"]) == ("too good", "fails", "3.0")
+
+
+def test_a_known_failure_that_holds_is_a_failure(monkeypatch, capsys):
+    for name in ("lower", "layer", "l2", "head"):
+        monkeypatch.delitem(SETTINGS, name)
+    monkeypatch.setitem(KNOWN_FAILURES, "mended", ("nowhere", lambda: 0.5))
+    assert command.main(["--problems", "1", "--quiet"]) == 1
+    assert "mended holds at its witness" in capsys.readouterr().err
 
 
 def test_truth_of_the_mean():
