@@ -29,11 +29,8 @@ _CLOSED_FORMS = {
     "mean_field_upper": ("book", _MEASURES),
     "mean_field_upper_sharp": ("book", _MEASURES),
     "mean_field_upper_rate": ("book", _MEASURES),
-    "mean_field_upper_rate_sharp": ("book", _MEASURES),
     "masked_upper": ("book", _CAUSAL),
-    "masked_upper_sharp": ("book", _CAUSAL),
     "masked_upper_rate": ("book", _CAUSAL),
-    "masked_upper_rate_sharp": ("book", _CAUSAL),
     "masked_upper_moments": ("book", _CAUSAL),
     "best_upper": ("book", KINDS),
 }
@@ -75,7 +72,6 @@ def closed_forms() -> list[Candidate]:
     return [
         Candidate(name, source, kinds, _log_bound(getattr(bounds, name)))
         for name, (source, kinds) in _CLOSED_FORMS.items()
-        if hasattr(bounds, name)
     ]
 
 

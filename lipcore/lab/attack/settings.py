@@ -242,9 +242,12 @@ def layer_setting(seed: int, index: int) -> Iterator[Outcome]:
     sigma = torch.linalg.matrix_norm(f.jacobian(X).dense(), 2)
     where = f"layer, {f.heads} heads, d={d}, n={n}, R={radius:.3g}"
     outcome = partial(Outcome, source="book", tries=len(X), where=where)
-    for form in ("unified", "general"):
-        bound = bounds.layer_upper(f, n=n, radius=radius, form=form)
-        yield outcome(f"layer_upper ({form})", ratio=(sigma.max() / bound).item())
+    closed = {
+        "layer_upper": bounds.layer_upper(f, n=n, radius=radius),
+        "best_upper (layer)": bounds.best_upper(attention=f, n=n, radius=radius),
+    }
+    for name, bound in closed.items():
+        yield outcome(name, ratio=(sigma.max() / bound).item())
     yield outcome("local_upper", ratio=_largest_ratio(sigma, bounds.local_upper(f, X)))
 
 
