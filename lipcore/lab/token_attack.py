@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from lipcore._checks import check_count
-from lipcore._progress import bar
 from lipcore.attention import Attention
 from lipcore.models.language_model import _RUNNING, LanguageModel
 from lipcore.spectral import local_lipschitz
@@ -285,7 +285,7 @@ def _search(model, layer, ids, propose, evaluations, batch, generator, progress)
     )
     f = model.attention(layer)
     history = [evaluate(model, layer, search.ids[None], f).item()]
-    with bar(total=evaluations, show=progress, desc="token attack", leave=False) as ticks:
+    with tqdm(total=evaluations, disable=not progress, desc="token attack", leave=False) as ticks:
         ticks.update(1)
         while len(history) < evaluations:
             exchanges = propose(search, min(batch, evaluations - len(history)))

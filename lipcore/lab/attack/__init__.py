@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from tqdm import tqdm
 
 from lipcore._checks import check_count
-from lipcore._progress import bar
 from lipcore.lab.attack.arenas import ARENAS, Outcome
 from lipcore.lab.attack.contestants import witness_kim2021_restated, witness_released_compute_bound
 
@@ -104,7 +104,7 @@ def attack(
     ]
     found: dict[str, list[tuple[Outcome, str]]] = {}
     with _one_thread():
-        for name, index in bar(plan, show=progress, desc="attack", leave=False):
+        for name, index in tqdm(plan, disable=not progress, desc="attack", leave=False):
             for outcome in arenas[name](seed, index):
                 found.setdefault(outcome.bound, []).append((outcome, f"{name} {seed} {index}"))
     return [_row(bound, outcomes) for bound, outcomes in found.items()]
