@@ -11,7 +11,12 @@ import torch
 from torch import Tensor
 
 from lipcore import bounds
-from lipcore.adversarial import ascend, worst_case_inputs
+from lipcore.adversarial import (
+    ascend,
+    eigenvector_inputs,
+    score_gap_inputs,
+    worst_case_inputs,
+)
 from lipcore.attention import Attention
 from lipcore.lab.attack.candidates import Candidate, LocalCandidate, closed_forms, local_forms
 from lipcore.lab.attack.problems import (
@@ -126,7 +131,7 @@ def _with_worst_case(problem: Problem, inputs: Inputs) -> Inputs:
         if _has_balanced_query(problem):
             worst.append(bounds.torn_inputs(problem.A, problem.n, problem.radius, V=problem.V))
         return inputs.join(Inputs(torch.stack(worst)))
-    first, others = _gap_pair(problem)
+    first, others = score_gap_inputs(problem.A, 2, problem.radius)
     lowest = problem.smallest_log_mass
     share = torch.logspace(lowest, 0, 10, base=math.e, dtype=torch.float64)[:, None] / 2
     n = inputs.X.shape[1]
@@ -168,7 +173,7 @@ def lower_setting(seed: int, index: int) -> Iterator[Outcome]:
     n = problem.n if problem.kind == "counts" else max(problem.n, 2)
     problem = replace(problem, kind="causal" if problem.causal else "counts", n=n)
     gamma, u = bounds.eigen_gamma(problem.A)
-    at_eigen = _one_against_all(problem, _eigen_pair(problem, u))
+    at_eigen = _one_against_all(problem, eigenvector_inputs)
     sizes = {"n": n, "radius": problem.radius}
     outcome = partial(_outcome, problem, tries=1)
     if problem.causal:
@@ -180,33 +185,21 @@ def lower_setting(seed: int, index: int) -> Iterator[Outcome]:
     value = bounds.refined_lower(gamma=gamma, norm_vu=(problem.V @ u).norm().item(), **sizes)
     yield outcome("refined_lower", "book", _quotient(value, at_eigen))
     value = bounds.score_gap_lower(A=problem.A, V=problem.V, **sizes)
-    at_gap = _one_against_all(problem, _gap_pair(problem))
+    at_gap = _one_against_all(problem, score_gap_inputs)
     yield outcome("score_gap_lower", "book", _quotient(value, at_gap))
     if _has_balanced_query(problem):
         yield outcome("torn_lower", "book", _balanced_query_ratio(problem))
 
 
-def _eigen_pair(problem: Problem, u: Tensor) -> tuple[Tensor, Tensor]:
-    """(x_1, x_2) for an eigenvector u."""
-    x = problem.radius * u
-    return (-x, x) if u @ problem.A @ u < 0 else (x, x / 2)
-
-
-def _gap_pair(problem: Problem) -> tuple[Tensor, Tensor]:
-    """(x_1, x_2) for the maximiser of the score gap."""
-    _, u = bounds.score_gap(problem.A)
-    image = problem.A @ u
-    first = image / image.norm() if image.norm() > 0 else u
-    return problem.radius * first, problem.radius * u
-
-
-def _one_against_all(problem: Problem, pair: tuple[Tensor, Tensor]) -> float:
+def _one_against_all(
+    problem: Problem, construction: Callable[[Tensor, int, float], Tensor]
+) -> float:
     """The truth where x_1 comes once, and then n − 1 times x_2."""
     if problem.causal:
-        first, others = pair
-        inputs = Inputs(torch.stack([first, *[others] * (problem.n - 1)])[None])
+        inputs = Inputs(construction(problem.A, problem.n, problem.radius)[None])
     else:
-        inputs = Inputs(torch.stack(pair)[None], _masses(1, problem.n - 1))
+        pair = construction(problem.A, 2, problem.radius)
+        inputs = Inputs(pair[None], _masses(1, problem.n - 1))
     return truth(problem, inputs).item()
 
 
