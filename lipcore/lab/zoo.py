@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from lipcore._checks import (
+    check_head,
     check_number,
     check_real_tensor,
     check_same_kind,
-    check_square,
     check_tokens,
 )
 
@@ -204,10 +204,6 @@ def _directions(images: Tensor, epsilon: float) -> Tensor:
 
 def _check_matrices(X: Tensor, A: Tensor, V: Tensor) -> None:
     """Refuse matrices that do not fit X."""
-    d = check_tokens(X).shape[-1]
-    check_square("A", A)
-    check_real_tensor("V", V, ndim=2)
-    for name, matrix in (("A", A), ("V", V)):
-        check_same_kind(name, matrix, X, "X")
-        if matrix.shape[1] != d:
-            raise ValueError(f"{name}: expected {d} columns, got {tuple(matrix.shape)}")
+    check_head(A, V)
+    check_tokens(X, len(A))
+    check_same_kind("A", A, X, "X")

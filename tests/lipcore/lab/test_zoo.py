@@ -86,8 +86,10 @@ def test_bad_input_is_refused(randn):
     X = randn(4, 3)
     with pytest.raises(ValueError, match="value: expected shape"):
         l2_attention_map(X, randn(2, 2, 3), randn(1, 2, 3))
-    with pytest.raises(ValueError, match="A: expected"):
-        sigmoid_attention_map(X, torch.eye(2, dtype=X.dtype), torch.eye(3, dtype=X.dtype))
+    with pytest.raises(ValueError, match="X: expected tokens of dimension 2"):
+        sigmoid_attention_map(X, torch.eye(2, dtype=X.dtype), torch.eye(2, dtype=X.dtype))
+    with pytest.raises(TypeError, match=r"A is torch.float64 but X is torch.float32"):
+        linear_attention_map(X.float(), randn(3, 3), randn(3, 3))
     with pytest.raises(ValueError, match="V: expected"):
         linear_attention_map(X, torch.eye(3, dtype=X.dtype), torch.eye(2, dtype=X.dtype))
     with pytest.raises(ValueError, match="key: expected"):
