@@ -138,13 +138,7 @@ def linear_attention_map(X: Tensor, A: Tensor, V: Tensor) -> Tensor:
 
 
 def cosine_attention_map(
-    X: Tensor,
-    query: Tensor,
-    key: Tensor,
-    V: Tensor,
-    *,
-    temperature: float = 10.0,
-    epsilon: float = 0.0,
+    X: Tensor, query: Tensor, key: Tensor, V: Tensor, *, temperature: float = 10.0
 ) -> Tensor:
     r"""Cosine attention: a softmax of cosines of queries and keys (:prf:ref:`thm-zoo-cosine`).
 
@@ -159,8 +153,6 @@ def cosine_attention_map(
     V : Tensor, shape (p, d)
     temperature : float
         τ, the largest score.
-    epsilon : float
-        A floor under norms, which are :math:`\sqrt{\|\cdot\|^2 + \epsilon^2}`.
 
     Returns
     -------
@@ -169,8 +161,7 @@ def cosine_attention_map(
     Raises
     ------
     ValueError, TypeError
-        If shapes do not fit, a tensor is not finite and real, or a query or key is zero with
-        ``epsilon`` zero.
+        If shapes do not fit, a tensor is not finite and real, or a query or key is zero.
 
     Examples
     --------
@@ -188,18 +179,16 @@ def cosine_attention_map(
                 f"{name}: expected {d} columns, and key as query, got {tuple(matrix.shape)}"
             )
     temperature = check_number("temperature", temperature)
-    epsilon = check_number("epsilon", epsilon, minimum=0)
-    queries = _directions(X @ query.mT, epsilon)
-    keys = _directions(X @ key.mT, epsilon)
+    queries = _directions(X @ query.mT)
+    keys = _directions(X @ key.mT)
     return torch.softmax(temperature * queries @ keys.mT, dim=-1) @ X @ V.mT
 
 
-def _directions(images: Tensor, epsilon: float) -> Tensor:
-    """Divide by √(‖·‖² + ε²)."""
-    length = (images.square().sum(-1, keepdim=True) + epsilon**2).sqrt()
-    if bool((length == 0).any()):
-        raise ValueError("X: expected queries and keys other than zero, or epsilon > 0")
-    return images / length
+def _directions(images: Tensor) -> Tensor:
+    lengths = images.norm(dim=-1, keepdim=True)
+    if bool((lengths == 0).any()):
+        raise ValueError("X: expected queries and keys other than zero, got a zero")
+    return images / lengths
 
 
 def _check_matrices(X: Tensor, A: Tensor, V: Tensor) -> None:

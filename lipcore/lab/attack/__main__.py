@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 
 from lipcore.lab.attack import KNOWN_FAILURES, TOLERANCE, Outcome, Row, attack, replay
@@ -23,7 +22,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = attack(problems=problems, seed=options.seed, progress=not options.quiet)
     print(_table(rows))
     if options.output:
-        _write(rows, options.output)
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps([asdict(row) for row in rows], indent=1, ensure_ascii=False)
+        options.output.write_text(text + "\n", encoding="utf-8")
     return _verdict(rows)
 
 
@@ -41,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--problems", type=int, help="heads (default 1000: over 100,000 inputs)")
     parser.add_argument("--short", action="store_true", help="20 heads instead of 1000")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, help="write the table here, as .json or .csv")
+    parser.add_argument("--output", type=Path, help="write the table here, as JSON")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.add_argument(
         "--replay", nargs=3, metavar=("SETTING", "SEED", "INDEX"), help="run one problem again"
@@ -60,18 +61,6 @@ def _table(rows: list[Row]) -> str:
         lines.append(f"{row.bound:36s} {row.source:10s} {numbers}  {row.status:14s} {place}")
     lines.append(f"{sum(row.tries for row in rows)} comparisons of a bound with the truth")
     return "\n".join(lines)
-
-
-def _write(rows: list[Row], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".csv":
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, [field.name for field in fields(Row)])
-            writer.writeheader()
-            writer.writerows(asdict(row) for row in rows)
-    else:
-        text = json.dumps([asdict(row) for row in rows], indent=1, ensure_ascii=False)
-        path.write_text(text + "\n", encoding="utf-8")
 
 
 def _verdict(rows: list[Row]) -> int:
