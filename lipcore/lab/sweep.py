@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 import lipcore
 from lipcore._checks import check_count, check_number
-from lipcore._progress import bar
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -295,8 +295,8 @@ def sweep(
     _remove_stale(store)
     missing = _ordered(cell for cell in cells if _read(store, cell) is None)
     failures = {}
-    with bar(
-        show=progress, total=len(cells), initial=len(cells) - len(missing), unit="cell"
+    with tqdm(
+        disable=not progress, total=len(cells), initial=len(cells) - len(missing), unit="cell"
     ) as shown:
         for cell, result in _finished(missing, executor):
             if isinstance(result, Exception):

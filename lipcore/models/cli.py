@@ -18,7 +18,7 @@ import lipcore
 #: Exit code for input that cannot be used.
 BAD_INPUT = 2
 #: Columns of bounds, from the sharpest to the loosest.
-BOUNDS = ("local", "unified", "general")
+BOUNDS = ("local", "best", "general")
 
 _EPILOGUE = """\
 examples:
@@ -42,8 +42,7 @@ random start, at these very tokens (--certificate probable), which is much close
 
 bounds (of the whole layer: heads add up in squares, or through the output projection, whichever is less):
   local     worked out at the sequence from its attention weights
-  unified   for every sequence of n tokens in the ball of the longest token here; with a causal mask its
-            masked form
+  best      the least that is proved for every sequence of n tokens in the ball of the longest token here
   general   the same, as published (Castin, Ablin & Peyré 2024)"""
 
 
@@ -242,12 +241,12 @@ def _is_random(name: str) -> bool:
 
 def _row(attention, X, found, local, i: int) -> dict:
     """Gather what one sequence gave."""
-    from lipcore.bounds import layer_upper
+    from lipcore.bounds import best_upper, layer_upper
 
     n, radius, sigma = X.shape[-2], X[i].double().norm(dim=-1).max().item(), found.value[i].item()
     logs = {
-        form: layer_upper(attention, n=n, radius=radius, form=form, log=True)
-        for form in ("unified", "general")
+        "best": best_upper(attention=attention, n=n, radius=radius, log=True),
+        "general": layer_upper(attention, n=n, radius=radius, log=True),
     }
     logs = {"local": math.log(local[i].item()) if local[i] > 0 else -math.inf} | logs
     bounds = {form: _exp(value) for form, value in logs.items()}

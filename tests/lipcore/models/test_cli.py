@@ -14,7 +14,7 @@ transformers = pytest.importorskip("transformers", reason="needs lipcore[models]
 
 import lipcore  # noqa: E402
 from lipcore import models  # noqa: E402
-from lipcore.bounds import layer_upper, local_upper  # noqa: E402
+from lipcore.bounds import best_upper, layer_upper, local_upper  # noqa: E402
 from lipcore.models import texts  # noqa: E402
 from lipcore.models.cli import main  # noqa: E402
 
@@ -111,10 +111,11 @@ def test_json_says_what_the_library_finds(measure, tokens):
         radius = X[i].norm(dim=-1).max().item()
         assert row["radius"] == pytest.approx(radius)
         assert row["bounds"]["local"] == pytest.approx(local[i].item(), rel=1e-6)
-        for form in ("unified", "general"):
-            assert row["bounds"][form] == pytest.approx(
-                layer_upper(attention, n=8, radius=radius, form=form), rel=1e-5
-            )
+        ball = {"n": 8, "radius": radius}
+        assert row["bounds"]["best"] == pytest.approx(
+            best_upper(attention=attention, **ball), rel=1e-5
+        )
+        assert row["bounds"]["general"] == pytest.approx(layer_upper(attention, **ball), rel=1e-5)
         assert row["lower"] <= row["sigma"] <= row["upper"] and row["ratios"]["local"] >= 1
         for form, bound in row["bounds"].items():
             assert row["ratios"][form] == pytest.approx(bound / row["sigma"])
@@ -168,8 +169,8 @@ def test_table(measure):
         "iterations",
         "local",
         "local/σ",
-        "unified",
-        "unified/σ",
+        "best",
+        "best/σ",
         "general",
         "general/σ",
     ]
@@ -179,8 +180,8 @@ def test_table(measure):
         len(row) == len(titles) for row in rows
     )
     for row in rows:
-        _, sigma, lower, upper, _, local, ratio, unified, _, general, _ = map(float, [0, *row[1:]])
-        assert lower <= sigma <= upper <= local <= unified <= general
+        _, sigma, lower, upper, _, local, ratio, best, _, general, _ = map(float, [0, *row[1:]])
+        assert lower <= sigma <= upper <= local <= best <= general
         assert ratio == pytest.approx(local / sigma, rel=0.02)
 
 
@@ -225,12 +226,12 @@ def test_start_moves_along_the_text(measure):
 
 def test_numbers_past_the_range_become_null(measure, monkeypatch):
     """JSON has no infinity: the logarithm says how large."""
-    monkeypatch.setattr("lipcore.bounds.layer_upper", lambda *args, **options: 1e4)
+    monkeypatch.setattr("lipcore.bounds.best_upper", lambda *args, **options: 1e4)
     row = json.loads(measure("--json")[1])["results"][0]
     assert (
-        row["bounds"]["unified"] is None
-        and row["ratios"]["unified"] is None
-        and row["log_bounds"]["unified"] == 1e4
+        row["bounds"]["best"] is None
+        and row["ratios"]["best"] is None
+        and row["log_bounds"]["best"] == 1e4
     )
     assert " inf " in measure()[1]
 

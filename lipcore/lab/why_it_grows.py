@@ -1,4 +1,4 @@
-r"""How a layer's constant grows with the text, and which part of its Jacobian carries it."""
+"""How the constants of a model's layers grow with the text, and which term carries them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ from lipcore.models.language_model import LanguageModel
 from lipcore.models.texts import sequences
 from lipcore.spectral import SpectralNorm, local_lipschitz
 
-#: Order of the terms in everything that has one entry for each.
-TERMS = ("mixing", "own query", "others' keys")
-
 
 def layer_constants(
     model: LanguageModel,
@@ -28,7 +25,7 @@ def layer_constants(
     start: int | torch.Generator = 0,
     tol: float = 1e-2,
 ) -> np.ndarray:
-    r"""Local constants of several layers on consecutive pieces of a text, at several lengths.
+    """Local constants of several layers on consecutive pieces of a text, at several lengths.
 
     Parameters
     ----------
@@ -39,7 +36,7 @@ def layer_constants(
     layers : sequence of int, optional
         All if left out.
     count, start
-        As in :func:`lipcore.models.texts.sequences`.
+        Of the pieces, as for :func:`lipcore.models.texts.sequences`.
     tol : float
         Relative tolerance; values are lower by at most about so much.
 
@@ -50,40 +47,38 @@ def layer_constants(
     Raises
     ------
     ValueError, IndexError
-        If no layer or length is given, the text is too short, a length exceeds the model's positions, or there is no
-        such layer.
+        If no layer or length is given, the text is too short, a length exceeds the model's
+        positions, or there is no such layer.
     RuntimeError
         If a constant did not converge to the tolerance.
     """
-    layers, lengths = list(range(model.n_layers) if layers is None else layers), list(lengths)
+    layers = list(range(model.n_layers) if layers is None else layers)
+    lengths = list(lengths)
     if not (layers and lengths):
         raise ValueError(
             f"layers, lengths: expected at least one of each, got {layers} and {lengths}"
         )
-    attentions = [model.attention(layer) for layer in layers]
-    columns = []
-    for n in lengths:
+    attentions = {layer: model.attention(layer) for layer in layers}
+    constants = np.empty((len(layers), len(lengths), count))
+    for column, n in enumerate(lengths):
         pieces = sequences(model, ids, n, count, start=start)
-        if len(layers) == 1:  # nothing above is needed
-            entering = [model.hidden_states(layers[0], pieces)]
-        else:
-            every = model.all_hidden_states(pieces)
-            entering = [every[layer] for layer in layers]
-        found = [local_lipschitz(f, X, tol=tol) for f, X in zip(attentions, entering, strict=True)]
-        if not all(bool(one.converged.all()) for one in found):
-            raise RuntimeError(
-                f"tol: expected every constant at n={n} to converge to {tol:g}, some did not"
-            )
-        columns.append([one.value.tolist() for one in found])
-    return np.array(columns).swapaxes(0, 1)
+        states = model.all_hidden_states(pieces, up_to=max(layers))
+        for row, layer in enumerate(layers):
+            found = local_lipschitz(attentions[layer], states[layer], tol=tol)
+            if not bool(found.converged.all()):
+                raise RuntimeError(
+                    f"tol: expected every constant at n={n} to converge to {tol:g}, some did not"
+                )
+            constants[row, column] = found.value.numpy(force=True)
+    return constants
 
 
 def term_shares(attention: Attention, X: Tensor, found: SpectralNorm) -> Tensor:
-    r"""Who carries the constant: the share of each of the Jacobian's three terms in the worst response.
+    r"""The share of each of the Jacobian's terms (:prf:ref:`thm-jacobian`) in the worst response.
 
     With the top singular pair, :math:`D_Xf[H] = \sigma G`, the three numbers
-    :math:`\langle G, \mathrm{term}[H]\rangle/\sigma` add up to one. A share may be negative: a term can work against
-    the others.
+    :math:`\langle G, \mathrm{term}[H]\rangle/\sigma` add up to one. A share may be negative: a term
+    can work against the others.
 
     Parameters
     ----------
@@ -95,7 +90,7 @@ def term_shares(attention: Attention, X: Tensor, found: SpectralNorm) -> Tensor:
     Returns
     -------
     Tensor, shape (…, 3)
-        Mixing, own query, others' keys (:data:`TERMS`).
+        Mixing, own query, others' keys.
 
     Raises
     ------
@@ -105,7 +100,7 @@ def term_shares(attention: Attention, X: Tensor, found: SpectralNorm) -> Tensor:
     Examples
     --------
     >>> import torch
-    >>> f = Attention.from_matrices(torch.zeros(2, 2), torch.eye(2))  # no scores: nothing but mixing
+    >>> f = Attention.from_matrices(torch.zeros(2, 2), torch.eye(2))  # no scores: mixing alone
     >>> X = torch.randn(4, 2, generator=torch.Generator().manual_seed(0))
     >>> term_shares(f, X, local_lipschitz(f, X)).round(decimals=3).tolist()
     [1.0, 0.0, 0.0]
@@ -117,16 +112,16 @@ def term_shares(attention: Attention, X: Tensor, found: SpectralNorm) -> Tensor:
     dq, dk, dv = linear.project(found.right)
     P = attention.weights(X)
     values = values - values.mean(-2, keepdim=True)  # rows of a change of weights sum to zero
-    terms = [P @ dv] + [
-        (P * scores - P * (P * scores).sum(-1, keepdim=True)) @ values
-        for scores in (dq @ keys.mT, queries @ dk.mT)
-    ]
+    terms = [P @ dv]
+    for change in (dq @ keys.mT, queries @ dk.mT):  # of the scores
+        weighted = P * change
+        terms.append((weighted - P * weighted.sum(-1, keepdim=True)) @ values)
     joined = torch.stack([attention.join_heads(term) for term in terms])
     return ((joined * found.left).sum((-2, -1)) / found.value).movedim(0, -1)
 
 
-def listeners(P: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Audience of the best-heard token, as a mean and as a mean square: what brackets ‖P‖₂/√n.
+def column_means(P: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Largest mean and largest root mean square of a column of weights (:prf:ref:`thm-why-lever`).
 
     .. math:: \max_j \Big(\frac1n\sum_i P_{ij}^2\Big)^{1/2} \le \frac{\|P\|_2}{\sqrt n}
         \le \Big(\max_j \frac1n\sum_i P_{ij}\Big)^{1/2}
@@ -144,8 +139,8 @@ def listeners(P: Tensor) -> tuple[Tensor, Tensor]:
     Examples
     --------
     >>> import torch
-    >>> P = torch.tensor([[1.0, 0.0], [1.0, 0.0]])  # all look at the first token
-    >>> [float(part) for part in listeners(P)]
+    >>> P = torch.tensor([[1.0, 0.0], [1.0, 0.0]])  # all the weight is on the first token
+    >>> [float(part) for part in column_means(P)]
     [1.0, 1.0]
     """
     return P.mean(-2).amax(-1), P.square().mean(-2).sqrt().amax(-1)
