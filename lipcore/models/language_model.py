@@ -222,9 +222,9 @@ class LanguageModel:
         if token_ids.is_floating_point() or token_ids.is_complex() or token_ids.dtype == torch.bool:
             raise TypeError(f"token_ids: expected whole numbers, got {token_ids.dtype}")
         if token_ids.ndim not in (1, 2) or token_ids.numel() == 0:
-            shape = tuple(token_ids.shape)
             raise ValueError(
-                f"token_ids: expected (batch, n) or (n,), not empty, got shape {shape}"
+                "token_ids: expected shape (batch, n) or (n,), not empty, "
+                f"got {tuple(token_ids.shape)}"
             )
         for extreme in token_ids.aminmax():
             if not 0 <= extreme < self.vocab_size:
