@@ -108,3 +108,13 @@ def check_count(name: str, value: object, *, minimum: int = 1) -> int:
     if int(value) < minimum:
         raise ValueError(f"{name}: expected at least {minimum}, got {int(value)}")
     return int(value)
+
+
+def check_head(A: object, V: object) -> tuple[Tensor, Tensor]:
+    """Return A and V if they are a head's matrices, (d, d) and (p, d) of one kind, else raise."""
+    A = check_square("A", A)
+    V = check_real_tensor("V", V, ndim=2)
+    check_same_kind("V", V, A, "A")
+    if V.shape[1] != A.shape[0]:
+        raise ValueError(f"V: expected {A.shape[0]} columns as A has, got shape {tuple(V.shape)}")
+    return A, V

@@ -16,17 +16,8 @@ from torch import Tensor
 import lipcore
 from lipcore._checks import check_tokens
 from lipcore.attention import Attention
-from lipcore.bounds import layer_upper, local_upper
+from lipcore.bounds import best_upper, layer_upper, local_upper
 from lipcore.spectral import local_lipschitz
-
-try:  # TEMPORARY
-    from lipcore.bounds import best_upper
-except ImportError:
-
-    def best_upper(*, attention, n, radius, log=False):
-        """Stand in."""
-        return layer_upper(attention, n=n, radius=radius, log=log)
-
 
 #: Columns of upper bounds, from the sharpest to the loosest.
 BOUNDS = ("local", "best", "general")

@@ -174,9 +174,12 @@ def layer_arena(seed: int, index: int) -> Iterator[Outcome]:
         X = ascend(f, X[:4], radius, steps=15, progress=False).X
     sigma = torch.linalg.matrix_norm(f.jacobian(X).dense(), 2)
     where = f"layer, {f.heads} heads, d={d}, n={n}, R={radius:.3g}"
-    for form in ("unified", "general"):
-        bound = bounds.layer_upper(f, n=n, radius=radius, form=form)
-        yield Outcome(f"layer_upper ({form})", "book", (sigma.max() / bound).item(), len(X), where)
+    closed = {
+        "layer_upper": bounds.layer_upper(f, n=n, radius=radius),
+        "best_upper (layer)": bounds.best_upper(attention=f, n=n, radius=radius),
+    }
+    for name, bound in closed.items():
+        yield Outcome(name, "book", (sigma.max() / bound).item(), len(X), where)
     yield Outcome(
         "local_upper", "book", _largest_ratio(sigma, bounds.local_upper(f, X)), len(X), where
     )

@@ -9,7 +9,6 @@ import torch
 
 from lipcore import bounds
 from lipcore.attention import Attention
-from lipcore.bounds.masked import masked_upper_moments
 from lipcore.lab.attack.problems import Problem
 from lipcore.lab.zoo import l2_attention_map
 
@@ -61,17 +60,15 @@ def closed_forms() -> list[Contestant]:
         ("mean_field_upper", "book", _MEASURES, by_norm, False),
         ("mean_field_upper_sharp", "book", _MEASURES, by_norm, False),
         ("mean_field_upper_rate", "book", _MEASURES, by_matrix, False),
-        ("mean_field_upper_rate_sharp", "book", _MEASURES, by_matrix, False),
         ("masked_upper", "book", _CAUSAL, by_norm, True),
-        ("masked_upper_sharp", "book", _CAUSAL, by_norm, True),
         ("masked_upper_rate", "book", _CAUSAL, by_matrix, False),
-        ("masked_upper_rate_sharp", "book", _CAUSAL, by_matrix, False),
+        ("masked_upper_moments", "book", _CAUSAL, by_norm, False),
     ]
-    moments = Contestant(
-        "masked_upper_moments", "book", _CAUSAL, by_norm(masked_upper_moments, False)
-    )
-    return [*(Contestant(name, source, kinds, form(getattr(bounds, name), with_n))
-              for name, source, kinds, form, with_n in rows), moments]  # fmt: skip
+    published = [
+        Contestant(name, source, kinds, form(getattr(bounds, name), with_n))
+        for name, source, kinds, form, with_n in rows
+    ]
+    return [*published, Contestant("best_upper", "book", (*_MEASURES, *_CAUSAL), _best)]
 
 
 def local_forms() -> list[LocalContestant]:
@@ -113,6 +110,12 @@ def witness_kim2021_restated() -> float:
     )
     bound = bounds.kim2021_l2_upper_restated(n=2, head_dim=1, norms_q=[5.0], norms_v=[1.0])
     return torch.linalg.matrix_norm(J.reshape(2, 2), 2).item() / bound
+
+
+def _best(problem: Problem) -> float:
+    n = None if problem.kind == "measure" else problem.n
+    sizes = {"radius": problem.radius, "n": n, "causal": problem.causal}
+    return bounds.best_upper(A=problem.A, V=problem.V, log=True, **sizes)
 
 
 def _by_norm(bound: Callable, with_n: bool) -> Callable[[Problem], float]:

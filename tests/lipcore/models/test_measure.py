@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lipcore import Attention, local_lipschitz
-from lipcore.bounds import layer_upper, local_upper
+from lipcore.bounds import best_upper, layer_upper, local_upper
 from lipcore.models import measure as measuring
 from lipcore.models.measure import BOUNDS, measure, versions
 
@@ -76,8 +76,8 @@ def test_bounds(attention, X, rows):
     torch.testing.assert_close(column(rows, "local"), local_upper(attention, X))
     for row in rows:
         ball = {"n": 5, "radius": row["radius_max"]}
-        general = layer_upper(attention, form="general", **ball)
-        best = measuring.best_upper(attention=attention, **ball)
+        general = layer_upper(attention, **ball)
+        best = best_upper(attention=attention, **ball)
         assert (row["general"], row["best"]) == pytest.approx((general, best))
         for name in ("best", "general"):
             assert row[f"log_{name}"] == pytest.approx(math.log(row[name]))

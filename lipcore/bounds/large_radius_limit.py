@@ -1,4 +1,4 @@
-r"""Attention on tokens that are scaled up: what the Jacobian at tX becomes as t grows (theory §6)."""
+r"""Attention on tokens that are scaled up: the law of the Jacobian at tX as t grows (chapter 8)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from lipcore.bounds._logarithms import exp, log_, log_add, log_times
 
 @dataclass(frozen=True, eq=False)
 class LargeRadius:
-    r"""The law :math:`D_{tX}f \approx P^\infty \otimes V + t^2 L`, up to an exponentially small error.
+    r"""The law that the Jacobian at tX follows (:prf:ref:`thm-large-radius-ties`).
+
+    .. math:: D_{tX}f \approx P^\infty \otimes V + t^2 L
 
     Attributes
     ----------
@@ -23,35 +25,35 @@ class LargeRadius:
         :math:`P^\infty`: each row is uniform on the keys that share its largest score.
     mixing : Tensor, shape (…, n·p, n·d)
         :math:`P^\infty \otimes V`.
-    growth : Tensor, shape (…, n·p, n·d)
+    second_order : Tensor, shape (…, n·p, n·d)
         L, zero unless some row has a tie.
     gap : Tensor, shape (…)
-        Smallest distance, over the rows, from the largest score to the next one that differs from it;
-        infinite if every row has one value only.
+        δ, the smallest distance, over the rows, from the largest score to the next one that differs
+        from it; infinite if every row has one value only.
     ties : Tensor of bool, shape (…)
         Whether some row has more than one maximiser.
     """
 
     weights: Tensor
     mixing: Tensor
-    growth: Tensor
+    second_order: Tensor
     gap: Tensor
     ties: Tensor
 
     @property
     def most_attended(self) -> Tensor:
-        r"""Largest column sum of :math:`P^\infty`, shape (…): without ties, how many queries share a key."""
+        r"""Largest column sum of :math:`P^\infty`: without ties, how many queries share a key."""
         return self.weights.sum(-2).amax(-1)
 
     def at(self, t: float) -> Tensor:
         r""":math:`P^\infty \otimes V + t^2 L`, shape (…, n·p, n·d)."""
-        return self.mixing + t**2 * self.growth
+        return self.mixing + t**2 * self.second_order
 
 
 def large_radius(
     X: Tensor, A: Tensor, V: Tensor, *, causal: bool = False, tie: float = 1e-9
 ) -> LargeRadius:
-    r"""Limit law of the Jacobian at tX as t grows (without ties: Castin, Ablin & Peyré 2024; theory §6).
+    r"""Limit law of the Jacobian at tX, without ties (:prf:ref:`thm-large-radius`) and with them.
 
     Parameters
     ----------
@@ -87,39 +89,40 @@ def large_radius(
     if causal:
         visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=X.device).tril()
         scores = scores.masked_fill(~visible, -math.inf)
+    size = scores.masked_fill(scores == -math.inf, 0).abs().amax((-2, -1), keepdim=True)
     below = scores.amax(-1, keepdim=True) - scores
-    tied = below <= tie * scores.masked_fill(scores == -math.inf, 0).abs().amax(
-        (-2, -1), keepdim=True
-    )
+    tied = below <= tie * size
     weights = tied.to(X.dtype) / tied.sum(-1, keepdim=True)
-    gap = below.masked_fill(tied, math.inf).amin((-2, -1))
-    mixing = torch.einsum("...ij,pd->...ipjd", weights, V)
-    growth = _growth(X, A, V, weights)
     flat = (*X.shape[:-2], X.shape[-2] * V.shape[0], X.shape[-2] * X.shape[-1])
     return LargeRadius(
-        weights, mixing.reshape(flat), growth.reshape(flat), gap, (tied.sum(-1) > 1).any(-1)
+        weights=weights,
+        mixing=torch.einsum("...ij,pd->...ipjd", weights, V).reshape(flat),
+        second_order=_second_order(X, A, V, weights).reshape(flat),
+        gap=below.masked_fill(tied, math.inf).amin((-2, -1)),
+        ties=(tied.sum(-1) > 1).any(-1),
     )
 
 
-def _growth(X: Tensor, A: Tensor, V: Tensor, P: Tensor) -> Tensor:
+def _second_order(X: Tensor, A: Tensor, V: Tensor, P: Tensor) -> Tensor:
     r"""L as (…, n, p, n, d): :math:`V(C_iA h_i + \sum_j P_{ij}(x_j - m_i)\,(Ax_i)\cdot h_j)`."""
     centred = X[..., None, :, :] - (P @ X)[..., :, None, :]  # x_j − m_i: (…, n, n, d)
     moved = P[..., None] * (centred @ V.mT)  # P_ij V(x_j − m_i)
-    growth = torch.einsum("...ijp,...id->...ipjd", moved, X @ A.mT)
+    L = torch.einsum("...ijp,...id->...ipjd", moved, X @ A.mT)
     own = torch.einsum("...ijp,...ijc,cd->...ipd", moved, centred, A)  # V C_i A
     rows = torch.arange(X.shape[-2], device=X.device)
-    growth[..., rows, :, rows, :] += own.movedim(-3, 0)
-    return growth
+    L[..., rows, :, rows, :] += own.movedim(-3, 0)
+    return L
 
 
 def large_radius_error(
-    n: int, t: float, *, gap: float, radius: float, norm_a: float, norm_v: float, ties: bool = False
+    *, n: int, t: float, gap: float, radius: float, norm_a: float, norm_v: float, ties: bool = False
 ) -> float:
-    r"""Bound of the distance from :math:`D_{tX}f` to its large-radius law (this book; theory §6).
+    r"""How far the Jacobian at tX may be from its law (:prf:ref:`thm-large-radius`).
 
     .. math:: \|V\|_2\, (n-1)\, e^{-t^2\delta} \Big( \sqrt{2n} + a t^2 (4 + 2\sqrt{2n}) \Big),
 
-    with :math:`5 + 2\sqrt{5n}` in the inner bracket if there are ties.
+    with :math:`5 + 2\sqrt{5n}` in the inner bracket if there are ties
+    (:prf:ref:`thm-large-radius-ties`).
 
     Parameters
     ----------
@@ -127,17 +130,13 @@ def large_radius_error(
     t : float
         Factor on the tokens.
     gap : float
-        :math:`\delta`, as in :class:`LargeRadius`; infinite where every row has one value only, and the error zero.
+        :math:`\delta` of :class:`LargeRadius`; where it is infinite, there is no error.
     radius : float
         Largest norm of a token of X; :math:`a = \|A\|_2R^2`.
     norm_a, norm_v : float
         Spectral norms of A and V.
     ties : bool
         Whether a row may have more than one maximiser.
-
-    Returns
-    -------
-    float
 
     Raises
     ------
@@ -146,7 +145,8 @@ def large_radius_error(
 
     Examples
     --------
-    >>> large_radius_error(1, 2.0, gap=1.0, radius=1.0, norm_a=1.0, norm_v=1.0)  # one token: no error
+    >>> size = {"gap": 1.0, "radius": 1.0, "norm_a": 1.0, "norm_v": 1.0}
+    >>> large_radius_error(n=1, t=2.0, **size)  # one token: no error
     0.0
     """
     n = check_count("n", n)
@@ -157,8 +157,6 @@ def large_radius_error(
     if gap == math.inf:
         return 0.0
     constant = 5 + 2 * math.sqrt(5 * n) if ties else 4 + 2 * math.sqrt(2 * n)
-    log_growth = (
-        log_(norm_a) + 2 * log_(radius) + 2 * log_(t) + math.log(constant)
-    )  # in logarithms: no overflow
     log_missing = log_(n - 1) - t * t * gap  # mass of a row off its maximisers, at most
-    return exp(log_times(log_(norm_v), log_missing, log_add(math.log(2 * n) / 2, log_growth)))
+    log_keys = log_(norm_a) + 2 * (log_(radius) + log_(t)) + math.log(constant)
+    return exp(log_times(log_(norm_v), log_missing, log_add(math.log(2 * n) / 2, log_keys)))
