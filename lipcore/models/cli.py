@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None, *, further: Iterable[Callable] = ())
         # The program that read the output, such as head, has ended. The interpreter flushes the
         # stream once more when it exits, hence the redirection.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (ValueError, TypeError, IndexError, OSError, ImportError, NotImplementedError) as error:
+    except (ValueError, TypeError, IndexError, OSError, ImportError) as error:
         _print(f"lipcore: error: {' '.join(str(error).split())}", sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt:

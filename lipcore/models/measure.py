@@ -136,7 +136,7 @@ def _ball_bounds(attention: Attention, n: int, radius: float, bounds: tuple[str,
     if "best" in bounds:
         logarithms["best"] = best_upper(attention=attention, n=n, radius=radius, log=True)
     if "general" in bounds:
-        logarithms["general"] = layer_upper(attention, n=n, radius=radius, form="general", log=True)
+        logarithms["general"] = layer_upper(attention, n=n, radius=radius, log=True)
     values = {name: _exponential(value) for name, value in logarithms.items()}
     return values | {f"log_{name}": value for name, value in logarithms.items()}
 
