@@ -15,13 +15,11 @@ from typing import TYPE_CHECKING
 from lipcore.models.sources import ModelSource, available, cache_dir, fetch, provenance
 
 if TYPE_CHECKING:
-    from lipcore.bounds.normalised import Normalisation
     from lipcore.models.language_model import LanguageModel, load
 
 __all__ = [
     "LanguageModel",
     "ModelSource",
-    "Normalisation",
     "available",
     "cache_dir",
     "fetch",
@@ -31,7 +29,14 @@ __all__ = [
 
 
 def __getattr__(name: str):
-    """Import what needs PyTorch on first use: the command line's help does without."""
+    """Import what needs PyTorch on first use: the command line's help does without.
+
+    ``Normalisation``, of :mod:`lipcore.bounds`, can be imported from here too.
+    """
     if name not in ("LanguageModel", "Normalisation", "load"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module("lipcore.models.language_model"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
