@@ -142,7 +142,7 @@ def _gap(A: Tensor, u: Tensor) -> Tensor:
 
 
 def _solved(A: Tensor) -> tuple[float, float]:
-    """The least value of the dual and its μ, for ‖A‖₂ = 1; remembered: several bounds ask for it."""
+    """The least value of the dual and its μ, for ‖A‖₂ = 1; remembered, as many bounds ask."""
     return _dual(A.cpu().numpy().tobytes(), len(A))
 
 

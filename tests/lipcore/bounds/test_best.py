@@ -67,7 +67,7 @@ def test_never_above_another_bound(kind, seed, d, radius, n, causal):
     for log_bound in others(n=n, a=a, causal=causal, A=A, radius=radius) if a < 1e300 else ():
         assert found <= log_bound + log_v + 1e-9 + 1e-12 * abs(log_bound)
     assert not math.isnan(found)
-    for change in ({"radius": 1.5 * radius}, {"n": None if n is None else 2 * n + 1}):
+    for change in ({"radius": 1.5 * radius}, {"n": None if n is None or seed % 2 else 2 * n + 1}):
         sizes = {"radius": radius, "n": n} | change
         larger = best_upper(A=A, V=V, causal=causal, log=True, **sizes)
         assert found <= larger + 1e-9 + 1e-12 * abs(larger)
