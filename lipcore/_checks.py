@@ -1,4 +1,4 @@
-"""Refusing bad input: every message names the argument, what came, and what was expected."""
+"""Refusing bad input: every message names the argument, what was expected, and what came."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import numbers
 
 import torch
 from torch import Tensor
-
-_REAL = (torch.float32, torch.float64)
 
 
 def check_real_tensor(
@@ -20,20 +18,17 @@ def check_real_tensor(
     if value.layout != torch.strided or value.is_meta:
         kind = "on the meta device" if value.is_meta else f"of layout {value.layout}"
         raise TypeError(f"{name}: expected a dense tensor with entries, got one {kind}")
-    if value.dtype not in _REAL:
+    if value.dtype not in (torch.float32, torch.float64):
         raise TypeError(
             f"{name}: expected float32 or float64, got {str(value.dtype).removeprefix('torch.')} "
             "(convert it first: .double() for claims, .float() for speed)"
         )
+    shape = tuple(value.shape)
     if ndim is not None and value.ndim != ndim:
-        raise ValueError(f"{name}: expected {ndim} dimensions, got shape {tuple(value.shape)}")
+        raise ValueError(f"{name}: expected {ndim} dimensions, got shape {shape}")
     if value.ndim < min_ndim:
-        raise ValueError(
-            f"{name}: expected at least {min_ndim} dimensions, got shape {tuple(value.shape)}"
-        )
-    if value.numel() > 0 and not all(
-        math.isfinite(extreme) for extreme in value.detach().aminmax()
-    ):
+        raise ValueError(f"{name}: expected at least {min_ndim} dimensions, got shape {shape}")
+    if value.numel() and not all(math.isfinite(extreme) for extreme in value.detach().aminmax()):
         raise ValueError(f"{name}: expected finite entries, got NaN or infinity")
     return value
 
@@ -41,24 +36,24 @@ def check_real_tensor(
 def check_square(name: str, value: object) -> Tensor:
     """Return ``value`` if it is a finite square matrix, else raise."""
     matrix = check_real_tensor(name, value, ndim=2)
-    if matrix.shape[0] != matrix.shape[1]:
-        raise ValueError(f"{name}: expected a square matrix, got shape {tuple(matrix.shape)}")
-    if matrix.shape[0] == 0:
-        raise ValueError(f"{name}: expected at least one row, got shape {tuple(matrix.shape)}")
+    shape = tuple(matrix.shape)
+    if shape[0] != shape[1]:
+        raise ValueError(f"{name}: expected a square matrix, got shape {shape}")
+    if shape[0] == 0:
+        raise ValueError(f"{name}: expected at least one row, got shape {shape}")
     return matrix
 
 
 def check_tokens(X: object, d: int | None = None, name: str = "X") -> Tensor:
     """Return ``X`` if it is a finite (…, n, d) tensor with n ≥ 1, else raise."""
     tokens = check_real_tensor(name, X, min_ndim=2)
-    if tokens.shape[-2] == 0:
-        raise ValueError(f"{name}: expected at least one token, got shape {tuple(tokens.shape)}")
-    if d is not None and tokens.shape[-1] != d:
-        raise ValueError(
-            f"{name}: expected tokens of dimension {d}, got shape {tuple(tokens.shape)}"
-        )
+    shape = tuple(tokens.shape)
+    if shape[-2] == 0:
+        raise ValueError(f"{name}: expected at least one token, got shape {shape}")
+    if d is not None and shape[-1] != d:
+        raise ValueError(f"{name}: expected tokens of dimension {d}, got shape {shape}")
     if tokens.numel() == 0:
-        raise ValueError(f"{name}: expected a non-empty tensor, got shape {tuple(tokens.shape)}")
+        raise ValueError(f"{name}: expected a non-empty tensor, got shape {shape}")
     return tokens
 
 
@@ -74,6 +69,16 @@ def check_same_kind(name: str, value: Tensor, reference: Tensor, reference_name:
         )
 
 
+def check_scores(queries: Tensor, keys: Tensor) -> None:
+    """Refuse scores that may overflow (Cauchy–Schwarz): their softmax would be NaN."""
+    largest = queries.detach().norm(dim=-1).amax() * keys.detach().norm(dim=-1).amax()
+    if not bool(torch.isfinite(largest)):
+        raise ValueError(
+            f"X: expected tokens whose scores are finite in {queries.dtype}, "
+            "got scores that overflow"
+        )
+
+
 def check_number(
     name: str,
     value: object,
@@ -82,7 +87,7 @@ def check_number(
     maximum: float = math.inf,
     strict: bool = False,
 ) -> float:
-    """Return ``value`` as a float if it is a finite real number in [minimum, maximum], else raise."""
+    """Return ``value`` as a float if it is a finite real number in the stated range, else raise."""
     if isinstance(value, Tensor) and value.ndim == 0:
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
@@ -100,12 +105,10 @@ def check_number(
 
 def check_count(name: str, value: object, *, minimum: int = 1) -> int:
     """Return ``value`` as an int if it is a whole number at least ``minimum``, else raise."""
-    is_whole = isinstance(value, numbers.Integral) or (
-        isinstance(value, float) and value.is_integer()
-    )
-    if isinstance(value, bool) or not is_whole:
+    is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not is_integer and not (isinstance(value, float) and value.is_integer()):
         raise TypeError(f"{name}: expected a whole number, got {value!r}")
-    if int(value) < minimum:
+    if value < minimum:
         raise ValueError(f"{name}: expected at least {minimum}, got {int(value)}")
     return int(value)
 
