@@ -12,7 +12,7 @@ from torch import Tensor
 def check_real_tensor(
     name: str, value: object, *, ndim: int | None = None, min_ndim: int = 0
 ) -> Tensor:
-    """Return ``value`` if it is a finite float32 or float64 tensor of the stated rank, else raise."""
+    """Return ``value`` if it is a finite float32 or float64 tensor of that rank, else raise."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor, got {type(value).__name__}")
     if value.layout != torch.strided or value.is_meta:
@@ -58,15 +58,13 @@ def check_tokens(X: object, d: int | None = None, name: str = "X") -> Tensor:
 
 
 def check_same_kind(name: str, value: Tensor, reference: Tensor, reference_name: str) -> None:
-    """Refuse two tensors of different dtype or device: silent promotion hides a loss of accuracy."""
+    """Refuse tensors of different dtype or device: silent promotion hides a loss of accuracy."""
     if value.dtype != reference.dtype:
-        raise TypeError(
-            f"{name} is {value.dtype} but {reference_name} is {reference.dtype}: convert one of them"
-        )
+        other = f"{reference_name} is {reference.dtype}"
+        raise TypeError(f"{name} is {value.dtype} but {other}: convert one of them")
     if value.device != reference.device:
-        raise ValueError(
-            f"{name} is on {value.device} but {reference_name} is on {reference.device}: move one"
-        )
+        other = f"{reference_name} is on {reference.device}"
+        raise ValueError(f"{name} is on {value.device} but {other}: move one")
 
 
 def check_scores(queries: Tensor, keys: Tensor) -> None:

@@ -46,7 +46,7 @@ def has_converged(d: ndarray, t: ndarray, tol: float, overlap: float | None) -> 
 
 
 def _estimated_error(theta: ndarray, residual: ndarray) -> ndarray:
-    """Relative error of θ_1 if θ_2 is near σ_2: of second order in ‖r‖ (:prf:ref:`thm-residual`)."""
+    """Relative error of θ_1 if θ_2 is near σ_2: second order in ‖r‖ (:prf:ref:`thm-residual`)."""
     theta_1 = theta[:, 0]
     theta_2 = theta[:, 1] if theta.shape[1] > 1 else 0
     second_order = theta_1 * residual**2 / (2 * np.maximum(theta_1**2 - theta_2**2, _TINY))

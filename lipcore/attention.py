@@ -137,16 +137,9 @@ class Attention:
         if self.output is not None:
             check_real_tensor("output", self.output, ndim=2)
         q = None if self.output is None else self.output.shape[0]
-        expected = {
-            "key": (key_heads, k, d),
-            "value": (key_heads, p, d),
-            "query_bias": (heads, k),
-            "key_bias": (key_heads, k),
-            "value_bias": (key_heads, p),
-            "output": (q, heads * p),
-            "output_bias": (q,),
-            "rotary": (k // 2,),
-        }
+        expected = {"key": (key_heads, k, d), "value": (key_heads, p, d), "rotary": (k // 2,)}
+        expected |= {"output": (q, heads * p), "output_bias": (q,), "query_bias": (heads, k)}
+        expected |= {"key_bias": (key_heads, k), "value_bias": (key_heads, p)}
         for name, shape in expected.items():
             tensor = getattr(self, name)
             if tensor is None:
@@ -157,7 +150,8 @@ class Attention:
                 raise ValueError(f"{name}: expected shape {shape}, got {tuple(tensor.shape)}")
 
     def _check_mask(self) -> None:
-        mask, masses = self.mask, self.log_weights
+        mask = self.mask
+        masses = self.log_weights
         for name, value in (("mask", mask), ("log_weights", masses)):
             if value is not None and not isinstance(value, Tensor):
                 raise TypeError(f"{name}: expected a torch.Tensor, got {type(value).__name__}")
@@ -187,23 +181,15 @@ class Attention:
         return bool((scores > -math.inf).any(-1).all())
 
     @classmethod
-    def from_matrices(
-        cls,
-        A: Tensor,
-        V: Tensor,
-        *,
-        causal: bool = False,
-        log_weights: Tensor | None = None,
-        mask: Tensor | None = None,
-    ) -> Attention:
+    def from_matrices(cls, A: Tensor, V: Tensor, **options) -> Attention:
         r"""One head with scores :math:`s_{ij} = (A x_i)\cdot x_j` and values :math:`V x_j`.
 
         Parameters
         ----------
         A : Tensor, shape (d, d)
         V : Tensor, shape (p, d)
-        causal, log_weights, mask
-            As in :class:`Attention`.
+        **options
+            ``causal``, ``mask`` and ``log_weights`` of :class:`Attention`.
 
         Examples
         --------
@@ -219,15 +205,7 @@ class Attention:
         if V.shape[1] != d:
             raise ValueError(f"V: expected {d} columns as A has, got shape {tuple(V.shape)}")
         identity = torch.eye(d, dtype=A.dtype, device=A.device)
-        return cls(
-            query=A[None],
-            key=identity[None],
-            value=V[None],
-            causal=causal,
-            mask=mask,
-            log_weights=log_weights,
-            scale=1.0,
-        )
+        return cls(query=A[None], key=identity[None], value=V[None], scale=1.0, **options)
 
     @property
     def heads(self) -> int:
@@ -376,8 +354,8 @@ class Attention:
         n = X.shape[-2]
         for name in ("mask", "log_weights"):
             tensor = getattr(self, name)
-            if tensor is not None and tensor.shape[0] != n:
-                raise ValueError(f"X: expected {tensor.shape[0]} tokens as {name} has, got {n}")
+            if tensor is not None and len(tensor) != n:
+                raise ValueError(f"X: expected {len(tensor)} tokens as {name} has, got {n}")
         return X
 
     def weights(self, X: Tensor) -> Tensor:
@@ -417,15 +395,7 @@ class Attention:
 def rotate(vectors: Tensor, angles: Tensor) -> Tensor:
     r"""Rotate the plane (r, r + k/2) of each vector by ``angles[…, r]``: the rotary position map.
 
-    Parameters
-    ----------
-    vectors : Tensor, shape (…, n, k)
-    angles : Tensor, shape (n, k/2)
-
-    Returns
-    -------
-    Tensor, shape (…, n, k)
-        An isometry of each vector; ``rotate(rotate(v, a), -a)`` is ``v``.
+    An isometry of each vector of ``vectors`` (…, n, k), undone by ``-angles``, of shape (n, k/2).
 
     Examples
     --------
@@ -434,7 +404,8 @@ def rotate(vectors: Tensor, angles: Tensor) -> Tensor:
     tensor([[0., 1.]])
     """
     first, second = vectors.chunk(2, dim=-1)
-    cos, sin = angles.cos(), angles.sin()
+    cos = angles.cos()
+    sin = angles.sin()
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 

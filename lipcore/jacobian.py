@@ -1,4 +1,4 @@
-"""Jacobians as linear operators: of attention in three terms, of any differentiable map by autodiff.
+"""Jacobians as linear operators: attention's in three terms, any differentiable map's by autodiff.
 
 An operator is known by its products with vectors. Its vectors are arrays of tokens, such as
 (*batch, n, d); each member of the batch has a Jacobian of its own. Arguments that do not fit raise
@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import math
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -352,16 +351,13 @@ class AutogradJacobian(LinearOperator):
             value = self._call(self._X)
             self._check_output(value)
             if not torch.equal(value, self._call(self._X)):
-                raise ValueError(
-                    "fn: expected the same output at the same X, got two: "
-                    "call .eval() if it has dropout"
-                )
+                cure = "call .eval() if it has dropout"
+                raise ValueError(f"fn: expected the same output at the same X, got two: {cure}")
         self.batch_shape = tuple(X.shape[:-2])
         self.input_shape = tuple(X.shape[-2:])
         self.output_shape = tuple(value.shape[len(self.batch_shape) :])
         self.dtype = X.dtype
         self.device = X.device
-        self._push = None
         self._pull = None
 
     def _call(self, X: Tensor) -> Tensor:
@@ -385,19 +381,10 @@ class AutogradJacobian(LinearOperator):
             raise ValueError("fn: expected a finite output at X, got NaN or infinity")
 
     def matvec(self, H: Tensor) -> Tensor:
-        """J[H], by forward mode."""
+        """J[H], by forward mode; traced once it would be quicker, but wrong for code in place."""
         self._check("H", H, self.input_shape)
-        if self._push is None:
-            self._push = _explained(self._trace_push)
-        return _explained(lambda: self._push(H.clone()))  # H may come from inference mode
-
-    def _trace_push(self) -> Callable[[Tensor], Tensor]:
-        try:  # traced once, the tangent map costs half of a jvp
-            with warnings.catch_warnings():  # PyTorch warns of its own constant folding
-                warnings.filterwarnings("ignore", message="Attempted to insert a get_attr Node")
-                return torch.func.linearize(self._call, self._X)[1]
-        except RuntimeError:  # a map that looks at values (checks, branches) cannot be traced
-            return lambda H: torch.func.jvp(self._call, (self._X,), (H,))[1]  # [0] is f(X)
+        tangent = (H.clone(),)  # H may come from inference mode
+        return _explained(lambda: torch.func.jvp(self._call, (self._X,), tangent))[1]  # [0] is f(X)
 
     def rmatvec(self, G: Tensor) -> Tensor:
         """Jᵀ[G], by reverse mode."""

@@ -151,11 +151,7 @@ def spectral_norm(
 
 
 def local_lipschitz(
-    attention_or_callable: Attention | Callable[[Tensor], Tensor],
-    X: Tensor,
-    *,
-    tol: float = 1e-4,
-    **options,
+    attention_or_callable: Attention | Callable[[Tensor], Tensor], X: Tensor, **options
 ) -> SpectralNorm:
     r"""Local Lipschitz constant :math:`\|D_X f\|_2` of a map at X (:prf:ref:`thm-lip-local`).
 
@@ -165,10 +161,9 @@ def local_lipschitz(
         An :class:`~lipcore.attention.Attention` uses its Jacobian in three terms, anything else
         autodiff (:class:`~lipcore.jacobian.AutogradJacobian` says what it asks of the map).
     X : Tensor, shape (…, n, d)
-    tol : float
-        Relative tolerance.
     **options
-        Those of :func:`spectral_norm`, such as ``probability=None`` for a run without certificate.
+        Those of :func:`spectral_norm`, such as ``tol``, or ``probability=None`` for a run without
+        certificate.
 
     Returns
     -------
@@ -190,15 +185,15 @@ def local_lipschitz(
     """
     f = attention_or_callable
     if not isinstance(f, Attention):
-        return spectral_norm(AutogradJacobian(f, X), tol=tol, **options)
+        return spectral_norm(AutogradJacobian(f, X), **options)
     if not f.is_narrow:
         with torch.inference_mode():
             J = f.jacobian(X)
-        return spectral_norm(J, tol=tol, **options)
+        return spectral_norm(J, **options)
     f.check_input(X)
     with torch.no_grad():  # a head alone works in its own few dimensions
         small, Z, U = f.compressed()
-        found = spectral_norm(small.jacobian(X @ Z), tol=tol, **options)
+        found = spectral_norm(small.jacobian(X @ Z), **options)
         return replace(found, left=found.left @ U.mT, right=found.right @ Z.mT)
 
 
@@ -215,7 +210,7 @@ def _random_start(J: LinearOperator, generator: torch.Generator | None) -> Tenso
 
 
 def _overlap_quantile(columns: int, failure: float) -> float:
-    """Return s with P(|⟨v, z⟩| < s) = failure for v uniform on the sphere, z a fixed unit vector."""
+    """Return s with P(|⟨v, z⟩| < s) = failure for v uniform on the sphere, z fixed on it."""
     if columns == 1:
         return 1.0
     return math.sqrt(betaincinv(0.5, (columns - 1) / 2, failure))
@@ -364,7 +359,7 @@ def _summary(J, V, d, t, iterations, converged, overlap) -> dict[str, Tensor]:
 def _power(
     J: _FlatOperator, v_1: Tensor, tol: float, max_iterations: int, overlap: float | None
 ) -> dict[str, Tensor]:
-    """Power iteration on JᵀJ; a member stops when its Rayleigh quotient changes by less than tol."""
+    """Power iteration on JᵀJ; a member stops when its estimate changes by less than tol."""
     v = v_1
     u = J.first_matvec(v_1)
     value = torch.zeros_like(v[..., :1])
@@ -417,21 +412,18 @@ def _result(J, v, upper, residual, iterations, converged) -> dict[str, Tensor]:
 def _with_bound(found: SpectralNorm, upper_bound: Tensor | float) -> SpectralNorm:
     """Put a bound that always holds in the place of the one that holds with a probability."""
     value = found.value
-    shape = tuple(value.shape)
     try:
         bound = torch.as_tensor(upper_bound, dtype=value.dtype, device=value.device).detach()
-        bound = bound.expand(shape)
+        bound = bound.expand(value.shape)
     except (TypeError, ValueError, RuntimeError) as error:
-        got = repr(upper_bound)
-        if isinstance(upper_bound, Tensor):
-            got = f"shape {tuple(upper_bound.shape)}"
-        raise ValueError(
-            f"upper_bound: expected a number, or a tensor of shape {shape}, got {got}"
-        ) from error
-    rounding = 1 + 64 * torch.finfo(value.dtype).eps
-    if not bool((bound * rounding >= value).all()):
-        raise ValueError(
-            f"upper_bound: expected at least the value found, {value.max().item():.6g}, "
-            f"got {bound.min().item():.6g}"
+        got = (
+            f"shape {tuple(upper_bound.shape)}"
+            if isinstance(upper_bound, Tensor)
+            else repr(upper_bound)
         )
+        expected = f"a number, or a tensor of shape {tuple(value.shape)}"
+        raise ValueError(f"upper_bound: expected {expected}, got {got}") from error
+    if not bool((bound * (1 + 64 * torch.finfo(value.dtype).eps) >= value).all()):
+        expected = f"at least the value found, {value.max().item():.6g}"
+        raise ValueError(f"upper_bound: expected {expected}, got {bound.min().item():.6g}")
     return replace(found, upper=torch.maximum(bound, value), probability=1.0)

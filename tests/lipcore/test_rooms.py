@@ -19,8 +19,9 @@ MOST_LINES = 1300
 WIDTH = 100
 #: Optional or slow to import: these may be imported where they are used.
 HEAVY = {
-    "accelerate", "datasets", "gguf", "huggingface_hub", "joblib", "matplotlib", "nltk", "ot",
-    "pandas", "pooch", "pyarrow", "safetensors", "tokenizers", "torch", "transformers",
+    "IPython", "accelerate", "datasets", "gguf", "huggingface_hub", "joblib", "matplotlib",
+    "matplotlib_inline", "nltk", "ot", "pandas", "pooch", "pyarrow", "safetensors", "tokenizers",
+    "torch", "transformers",
 }  # fmt: skip
 #: The command lines answer ``--help`` before PyTorch is loaded.
 COMMAND_LINES = {"lipcore.__main__", "lipcore.models.cli", "lipcore.lab.cli"}
