@@ -19,10 +19,9 @@ def check_real_tensor(
         kind = "on the meta device" if value.is_meta else f"of layout {value.layout}"
         raise TypeError(f"{name}: expected a dense tensor with entries, got one {kind}")
     if value.dtype not in (torch.float32, torch.float64):
-        raise TypeError(
-            f"{name}: expected float32 or float64, got {str(value.dtype).removeprefix('torch.')} "
-            "(convert it first: .double() for claims, .float() for speed)"
-        )
+        got = str(value.dtype).removeprefix("torch.")
+        cure = "convert it first: .double() for claims, .float() for speed"
+        raise TypeError(f"{name}: expected float32 or float64, got {got} ({cure})")
     shape = tuple(value.shape)
     if ndim is not None and value.ndim != ndim:
         raise ValueError(f"{name}: expected {ndim} dimensions, got shape {shape}")
@@ -71,10 +70,8 @@ def check_scores(queries: Tensor, keys: Tensor) -> None:
     """Refuse scores that may overflow (Cauchy–Schwarz): their softmax would be NaN."""
     largest = queries.detach().norm(dim=-1).amax() * keys.detach().norm(dim=-1).amax()
     if not bool(torch.isfinite(largest)):
-        raise ValueError(
-            f"X: expected tokens whose scores are finite in {queries.dtype}, "
-            "got scores that overflow"
-        )
+        expected = f"tokens whose scores are finite in {queries.dtype}"
+        raise ValueError(f"X: expected {expected}, got scores that overflow")
 
 
 def check_number(

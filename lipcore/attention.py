@@ -63,7 +63,7 @@ class Attention:
     Parameters
     ----------
     query, key : Tensor, shapes (heads, k, d) and (key heads, k, d)
-        Fewer key heads than heads is grouped-query attention: ``heads / key heads`` share each.
+        Fewer key heads than heads is grouped-query attention.
     value : Tensor, shape (key heads, p, d)
     query_bias, key_bias, value_bias : Tensor, shapes (·, k), (·, k), (·, p), optional
     output : Tensor, shape (q, heads·p), optional
@@ -74,13 +74,11 @@ class Attention:
     mask : Tensor of bool, shape (n, n), optional
         True where query i may see key j; it fixes n.
     log_weights : Tensor, shape (n,), optional
-        Logarithm of each token's mass: ``P_ij ∝ w_j exp(s_ij)``; it fixes n. Minus infinity is a
-        token without mass.
+        Logarithm of each token's mass, −∞ for none: ``P_ij ∝ w_j exp(s_ij)``; it fixes n.
     scale : float, optional
         λ; ``1/√k`` if left out.
     rotary : Tensor, shape (k/2,), optional
-        Frequencies ω: query and key of token i are turned by the angles i·ω
-        (:prf:ref:`prop-norm-rotary`).
+        Frequencies ω: query and key of token i turn by the angles i·ω (:prf:ref:`prop-norm-rotary`).
 
     Examples
     --------
@@ -127,9 +125,8 @@ class Attention:
             shapes = [tuple(part.shape) for part in (self.query, self.key, self.value)]
             raise ValueError(f"query, key, value: expected non-empty tensors, got shapes {shapes}")
         if heads % key_heads:
-            raise ValueError(
-                f"key: expected a number of heads that divides {heads}, got {key_heads}"
-            )
+            allowed = f"a number of heads that divides {heads}"
+            raise ValueError(f"key: expected {allowed}, got {key_heads}")
         if self.rotary is not None and k % 2:
             raise ValueError(f"rotary: expected an even head dimension k, got k={k}")
         if self.output is None and self.output_bias is not None:
@@ -190,13 +187,6 @@ class Attention:
         V : Tensor, shape (p, d)
         **options
             ``causal``, ``mask`` and ``log_weights`` of :class:`Attention`.
-
-        Examples
-        --------
-        >>> import torch
-        >>> attention = Attention.from_matrices(torch.eye(2), torch.ones(1, 2), causal=True)
-        >>> attention(torch.tensor([[1.0, 0.0], [0.0, 1.0]])).shape
-        torch.Size([2, 1])
         """
         check_square("A", A)
         check_real_tensor("V", V, ndim=2)
@@ -258,15 +248,6 @@ class Attention:
         Z : Tensor, shape (d, min(d, heads · (2k + p)))
             The identity where nothing is gained.
         U : Tensor, shape (output_dim, min(output_dim, heads · p))
-
-        Examples
-        --------
-        >>> import torch
-        >>> query, key, value = torch.randn(3, 1, 2, 50)
-        >>> f = Attention(query, key, value, output=torch.randn(50, 2))
-        >>> g, Z, U = f.compressed()
-        >>> g.d, g.output_dim, Z.shape, U.shape
-        (6, 2, torch.Size([50, 6]), torch.Size([50, 2]))
         """
         weights = {name: getattr(self, name) for name in ("query", "key", "value")}
         Z = _frame(torch.cat([weight.flatten(0, 1) for weight in weights.values()]).mT)
@@ -286,10 +267,7 @@ class Attention:
         return self.heads * (2 * k + p) < self.d or self.heads * p < self.output_dim
 
     def score_matrices(self) -> Tensor:
-        r""":math:`A_h = \lambda K_h^\top Q_h`, shape (heads, d, d).
-
-        With rotary positions the scores are those of A_h between equal positions only.
-        """
+        r""":math:`A_h = \lambda K_h^\top Q_h`, (heads, d, d); if rotary, that of equal positions."""
         return self.scale * self.key.mT @ self.query
 
     def score_offsets(self) -> Tensor:
@@ -359,16 +337,7 @@ class Attention:
         return X
 
     def weights(self, X: Tensor) -> Tensor:
-        """Attention weights P, shape (…, heads, n, n); each row sums to one.
-
-        Examples
-        --------
-        >>> import torch
-        >>> f = Attention.from_matrices(torch.zeros(1, 1), torch.ones(1, 1), causal=True)
-        >>> f.weights(torch.ones(2, 1))
-        tensor([[[1.0000, 0.0000],
-                 [0.5000, 0.5000]]])
-        """
+        """Attention weights P, shape (…, heads, n, n); each row sums to one."""
         queries, keys, _ = self.project(self.check_input(X))
         check_scores(queries, keys)
         return self.row_weights(queries, keys, slice(0, X.shape[-2]))
@@ -396,12 +365,6 @@ def rotate(vectors: Tensor, angles: Tensor) -> Tensor:
     r"""Rotate the plane (r, r + k/2) of each vector by ``angles[…, r]``: the rotary position map.
 
     An isometry of each vector of ``vectors`` (…, n, k), undone by ``-angles``, of shape (n, k/2).
-
-    Examples
-    --------
-    >>> import math, torch
-    >>> rotate(torch.tensor([[1.0, 0.0]]), torch.tensor([[math.pi / 2]])).round(decimals=6).abs()
-    tensor([[0., 1.]])
     """
     first, second = vectors.chunk(2, dim=-1)
     cos = angles.cos()

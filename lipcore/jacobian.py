@@ -1,8 +1,7 @@
 """Jacobians as linear operators: attention's in three terms, any differentiable map's by autodiff.
 
-An operator is known by its products with vectors. Its vectors are arrays of tokens, such as
-(*batch, n, d); each member of the batch has a Jacobian of its own. Arguments that do not fit raise
-a ValueError or a TypeError.
+An operator is known by its products with arrays of tokens, (*batch, n, d); each member of the batch
+has its own Jacobian. Arguments that do not fit raise a ValueError or a TypeError.
 """
 
 from __future__ import annotations
@@ -40,11 +39,8 @@ class LinearOperator:
 
     Attributes
     ----------
-    batch_shape : tuple of int
-    input_shape, output_shape : tuple of int
-        Shapes of one input and one output, without the batch.
-    dtype, device
-        Of the inputs and outputs.
+    batch_shape, input_shape, output_shape : tuple of int
+        Shapes of the batch, and of one input and one output without it.
     uses_autodiff : bool
         Whether products need PyTorch's autodiff, and so cannot run in its inference mode.
     """
@@ -97,12 +93,10 @@ class LinearOperator:
 class _Transposed(LinearOperator):
     def __init__(self, operator: LinearOperator) -> None:
         self.operator = operator
-        self.batch_shape = operator.batch_shape
         self.input_shape = operator.output_shape
         self.output_shape = operator.input_shape
-        self.dtype = operator.dtype
-        self.device = operator.device
-        self.uses_autodiff = operator.uses_autodiff
+        for name in ("batch_shape", "dtype", "device", "uses_autodiff"):
+            setattr(self, name, getattr(operator, name))
 
     def matvec(self, H: Tensor) -> Tensor:
         return self.operator.rmatvec(H)
@@ -116,14 +110,7 @@ class _Transposed(LinearOperator):
 
 
 class MatrixOperator(LinearOperator):
-    """A batch of matrices, shape (*batch, rows, columns), as an operator.
-
-    Examples
-    --------
-    >>> import torch
-    >>> MatrixOperator(torch.tensor([[1.0, 2.0]])).matvec(torch.tensor([1.0, 1.0]))
-    tensor([3.])
-    """
+    """A batch of matrices, shape (*batch, rows, columns), as an operator."""
 
     uses_autodiff = False
 
@@ -164,8 +151,8 @@ class AttentionJacobian(LinearOperator):
     attention : Attention
     X : Tensor, shape (…, n, d)
     store : bool, optional
-        Whether to keep P. Left out, P is kept where it is small (``WEIGHTS_BYTES``), else each
-        product works it out anew, tile by tile: memory is then linear in n.
+        Whether to keep P, as is done where it is small (``WEIGHTS_BYTES``). Else each product works
+        it out anew, tile by tile: memory is then linear in n.
 
     Examples
     --------
@@ -297,10 +284,7 @@ class AttentionJacobian(LinearOperator):
 def cut_into_tiles(
     blocks: int, n: int, itemsize: int, device: str = "cpu", causal: bool = False
 ) -> list[tuple[slice, slice, slice]]:
-    """Cut weights P (blocks, n, n) into tiles (heads, rows, seen) of about ``TILE_BYTES``.
-
-    ``seen`` are all the keys that the rows can see. The last rows of each head come first.
-    """
+    """Cut P (blocks, n, n) into tiles (heads, rows, all keys that they see), last rows first."""
     entries = (TILE_BYTES if device == "cpu" else ACCELERATOR_TILE_BYTES) // itemsize
     height = min(n, max(TILE_ROWS, entries // n))
     if causal:  # a tile reaches to the last key that its rows see: tall ones visit what is masked
@@ -318,20 +302,10 @@ class AutogradJacobian(LinearOperator):
     ----------
     fn : callable
         Maps (…, n, d) to (…, …): everything before the last two dimensions of X is a batch, whose
-        members must not influence one another. A module must be in evaluation mode.
+        members must not influence one another. A module must be in evaluation mode, and two calls
+        must agree. Fused attention runs as PyTorch's mathematical kernel, which has derivatives;
+        where PyTorch has none of an operation, a product raises a NotImplementedError.
     X : Tensor, shape (…, n, d)
-
-    Raises
-    ------
-    ValueError
-        If the module trains, if two calls differ (dropout), if the output does not keep the batch.
-    NotImplementedError
-        By a product, where PyTorch has no derivative of an operation in ``fn``.
-
-    Notes
-    -----
-    Fused attention has no forward-mode derivative on every device: the map runs with PyTorch's
-    mathematical kernel, which has one.
 
     Examples
     --------
@@ -366,17 +340,14 @@ class AutogradJacobian(LinearOperator):
 
     def _check_output(self, value: object) -> None:
         if not isinstance(value, Tensor):
-            raise TypeError(
-                f"fn: expected a map that returns a tensor, got {type(value).__name__}: "
-                "wrap it, for example lambda X: module(X)[0]"
-            )
+            got = f"{type(value).__name__}: wrap it, for example lambda X: module(X)[0]"
+            raise TypeError(f"fn: expected a map that returns a tensor, got {got}")
         check_same_kind("fn(X)", value, self._X, "X")
         batch = tuple(self._X.shape[:-2])
         shape = tuple(value.shape)
         if shape[: len(batch)] != batch:
-            raise ValueError(
-                f"fn: expected an output that begins with the batch {batch}, got shape {shape}"
-            )
+            expected = f"an output that begins with the batch {batch}"
+            raise ValueError(f"fn: expected {expected}, got shape {shape}")
         if not bool(torch.isfinite(value).all()):
             raise ValueError("fn: expected a finite output at X, got NaN or infinity")
 
@@ -404,10 +375,8 @@ def _autodiff() -> Iterator[None]:
 def _refuse_training(fn: Callable) -> None:
     module = fn if isinstance(fn, nn.Module) else getattr(fn, "__self__", None)
     if isinstance(module, nn.Module) and any(part.training for part in module.modules()):
-        raise ValueError(
-            f"fn: expected a module in evaluation mode, got {type(module).__name__} in training "
-            "mode: call .eval() first"
-        )
+        got = f"{type(module).__name__} in training mode: call .eval() first"
+        raise ValueError(f"fn: expected a module in evaluation mode, got {got}")
 
 
 def _explained(compute: Callable):
@@ -417,8 +386,6 @@ def _explained(compute: Callable):
             return compute()
     except (NotImplementedError, RuntimeError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise NotImplementedError(
-            "fn: automatic differentiation has no rule for an operation in it "
-            f"({reason[:200]}): use explicit softmax "
-            "(for transformers models, attn_implementation='eager')"
-        ) from error
+        cure = "use explicit softmax (for transformers models, attn_implementation='eager')"
+        what = f"automatic differentiation has no rule for an operation in it ({reason[:200]})"
+        raise NotImplementedError(f"fn: {what}: {cure}") from error

@@ -3,7 +3,8 @@ r"""The largest singular value of a batch of linear operators, with a certificat
 Golub–Kahan–Lanczos bidiagonalisation (:prf:ref:`prop-gkl`) builds orthonormal bases :math:`V_k`,
 :math:`U_k` with :math:`J V_k = U_k B_k` from products with J and Jᵀ alone. The largest singular
 value :math:`\theta_1` of the small matrix :math:`B_k` is a lower bound of :math:`\sigma_{\max}(J)`,
-and the numbers in it bound :math:`\sigma_{\max}` from above.
+and the numbers in it bound :math:`\sigma_{\max}` from above. Options out of range, products that are
+not finite, and what is no operator raise a ValueError or a TypeError.
 """
 
 from __future__ import annotations
@@ -32,19 +33,17 @@ class SpectralNorm:
     value : Tensor
         The estimate: a lower bound, up to rounding.
     lower, upper : Tensor
-        Bracket. ``lower`` (= ``value``) always holds; ``upper`` holds with probability
-        ``probability`` over the random start, whenever the iteration stopped, or always where a
-        bound was passed in. It is infinite where neither was asked for.
+        Bracket. ``lower`` (= ``value``) always holds. Without certificate, ``upper`` is infinite.
     probability : float or None
-        Probability with which ``upper`` holds: 1 with a bound, None without a certificate.
+        Probability, over the random start, with which ``upper`` holds whenever the iteration
+        stopped: 1 where a bound was passed in, None without a certificate.
     residual : Tensor
         ``‖Jᵀu − σ v‖``: at most this far from ``value`` lies *some* singular value.
     iterations : Tensor of int
         Pairs of products (J and Jᵀ) that each member used.
     converged : Tensor of bool
-        Whether the estimated relative error of ``value`` is at most ``tol``. (Certain, with the
-        probability of ``upper``, is √tol: values that crowd at the top may part by less and go
-        unseen.)
+        Whether the estimated relative error of ``value`` is at most ``tol``; certain, with the
+        probability of ``upper``, is √tol.
     left, right : Tensor
         Unit singular vectors u, v, shaped as outputs and inputs of the operator.
     """
@@ -78,18 +77,16 @@ def spectral_norm(
     method : {"lanczos", "power"}
         Golub–Kahan–Lanczos, or power iteration for comparison.
     tol : float
-        Relative error of ``value`` at which a member stops. Lanczos estimates that error to second
-        order in the residual (:prf:ref:`thm-residual`), and goes on until, with confidence
-        ``probability``, it is at most √tol whatever the spectrum. Where many singular values crowd
-        at the top, the estimate can be exceeded, but √tol holds. Power iteration stops when its
-        Rayleigh quotient changes by less than tol, which says less.
+        Relative error of ``value`` at which a member stops, as Lanczos estimates it from the
+        residual (:prf:ref:`thm-residual`). Where many singular values crowd at the top it can be
+        larger, but with confidence ``probability`` it is at most √tol whatever the spectrum. Power
+        iteration stops when its Rayleigh quotient changes by less than tol, which says less.
     max_iterations : int, optional
         Pairs of products at most; 300 for Lanczos (never more than the smaller dimension needs),
         1000 for power iteration.
     generator : torch.Generator, optional
-        Source of the random start; a fixed seed if left out. One start serves the whole batch, so
-        that a member's result does not depend on its neighbours. The probability is over this
-        start: it means nothing for an operator that was built knowing it.
+        Source of the random start, one for the whole batch; a fixed seed if left out. The
+        probability is over this start: it means nothing for an operator that was built knowing it.
     probability : float, optional
         Confidence of ``upper``, in (0, 1). With None the iteration stops on its estimate of the
         error alone, after about half of the products. Then nothing is promised but a lower bound:
@@ -97,16 +94,6 @@ def spectral_norm(
     upper_bound : Tensor or float, optional
         A bound of σ_max known from elsewhere (say :func:`lipcore.bounds.local_upper`): it becomes
         ``upper``, and the probability 1.
-
-    Returns
-    -------
-    SpectralNorm
-
-    Raises
-    ------
-    ValueError, TypeError
-        For an option out of range, products that are not finite, an ``upper_bound`` below the value
-        found, or something that is no operator.
 
     Notes
     -----
@@ -138,9 +125,8 @@ def spectral_norm(
     limit = limit if max_iterations is None else check_count("max_iterations", max_iterations)
     overlap = None
     if probability is not None:
-        probability = check_number(
-            "probability", probability, minimum=0, strict=True, maximum=1 - 1e-12
-        )
+        limits = {"minimum": 0, "strict": True, "maximum": 1 - 1e-12}
+        probability = check_number("probability", probability, **limits)
         overlap = _overlap_quantile(J.shape[1], 1 - probability)
     v_1 = _random_start(J, generator)
     with torch.inference_mode(not J.uses_autodiff):  # calls cost less in it
@@ -162,18 +148,12 @@ def local_lipschitz(
         autodiff (:class:`~lipcore.jacobian.AutogradJacobian` says what it asks of the map).
     X : Tensor, shape (…, n, d)
     **options
-        Those of :func:`spectral_norm`, such as ``tol``, or ``probability=None`` for a run without
-        certificate.
+        Those of :func:`spectral_norm`, such as ``tol``.
 
     Returns
     -------
     SpectralNorm
         One entry for each member of the batch, of shape X.shape[:-2].
-
-    Raises
-    ------
-    ValueError, TypeError
-        If X does not fit or is not finite, or the map is a module in training mode.
 
     Examples
     --------
@@ -296,15 +276,13 @@ def _to_host(*numbers: Tensor) -> list[np.ndarray]:
     return list(rows)
 
 
-def _lanczos(
-    J: _FlatOperator, v_1: Tensor, tol: float, max_iterations: int, overlap: float | None
-) -> dict[str, Tensor]:
+def _lanczos(J: _FlatOperator, v_1: Tensor, tol: float, most: int, overlap: float | None) -> dict:
     """Golub–Kahan–Lanczos: J V_k = U_k B_k, with α on the diagonal of B_k and β above it.
 
     V_k is orthogonalised at every step; U_k then is orthogonal by itself (Simon & Zha 2000).
     """
     rows, columns = J.operator.shape
-    steps = min(max_iterations, rows + 1, columns)
+    steps = min(most, rows + 1, columns)
     members = math.prod(J.operator.batch_shape)
     d = np.zeros((members, steps))  # T_k = B_kᵀB_k on the host: its diagonal, and beside it
     t = np.zeros((members, steps))
@@ -356,9 +334,7 @@ def _summary(J, V, d, t, iterations, converged, overlap) -> dict[str, Tensor]:
     return _result(J, v, *(torch.from_numpy(x).reshape(batch) for x in numbers))
 
 
-def _power(
-    J: _FlatOperator, v_1: Tensor, tol: float, max_iterations: int, overlap: float | None
-) -> dict[str, Tensor]:
+def _power(J: _FlatOperator, v_1: Tensor, tol: float, most: int, overlap: float | None) -> dict:
     """Power iteration on JᵀJ; a member stops when its estimate changes by less than tol."""
     v = v_1
     u = J.first_matvec(v_1)
@@ -367,7 +343,7 @@ def _power(
     iterations = torch.zeros_like(value, dtype=torch.long)
     upper = torch.full_like(value, torch.inf, dtype=torch.float64)
     log_norm = torch.zeros_like(upper)  # of J(JᵀJ)^{k−1} v_1
-    for k in range(1, max_iterations + 1):
+    for k in range(1, most + 1):
         before = value
         value = _norm(u)
         _to_host(value)
@@ -378,7 +354,7 @@ def _power(
             upper = torch.where(running, bound, upper)
         iterations = torch.where(running, k, iterations)
         running = running & ((value - before).abs() > tol * value)
-        if k == max_iterations or not bool(running.any()):
+        if k == most or not bool(running.any()):
             break
         w_norm = _norm(w)
         log_norm += w_norm.double().log()
