@@ -141,9 +141,9 @@ def sequences(
         start = check_count("start", start, minimum=0)
         spare -= start
     if spare < 0:
-        after = f" from token {start}" if isinstance(start, int) and start else ""
+        place = f" from token {start}" if isinstance(start, int) and start else ""
         raise ValueError(
-            f"text: expected at least {count} × {piece}{after} tokens, it has {len(ids)}"
+            f"text: expected at least {count} × {piece}{place} tokens, it has {len(ids)}"
         )
     if isinstance(start, torch.Generator):
         start = int(torch.randint(spare + 1, (), generator=start))
