@@ -50,7 +50,7 @@ class Normalisation:
 
 
 def normalise(norm: Normalisation, X: Tensor) -> Tensor:
-    r"""Apply LayerNorm or RMSNorm to each token: :math:`\gamma \odot \hat x + \beta`.
+    r"""Apply LayerNorm or RMSNorm to each token (:prf:ref:`prop-norm-radius`).
 
     X : Tensor, shape (…, d); returned: the same shape, in the precision of X. Differentiable.
 
@@ -212,7 +212,7 @@ def layer_norm_radius(*, gain: Tensor, bias: Tensor | None = None) -> float:
 
 
 def largest_affine_norm(M: Tensor, e: Tensor, radius: float) -> Tensor:
-    r"""Exact maximum of |Mz + e| over the ball |z| ≤ ρ (:prf:ref:`lem-affine-ball`).
+    r"""Exact maximum of ‖Mz + e‖ over the ball ‖z‖ ≤ ρ (:prf:ref:`lem-affine-ball`).
 
     A convex function is maximised, but its Lagrange dual has no gap: with :math:`H = M^\top M` and
     :math:`q = M^\top e`,
