@@ -49,7 +49,8 @@ def look(tmp_path_factory, browser):
 def everything(page) -> list[str]:
     """What all checks say of a page, as it is opened on a desktop."""
     formulas = formulas_in(page.content())
-    found = check_mathematics(page, formulas) + check(page, "width", "content", "formulas")
+    found = check_mathematics(page, formulas) + check(page, "width", "content", "firstText")
+    found += check(page, "formulas", "scrollingFormulas")
     page.evaluate("bookChecks.openAll()")
     return found + check(page, "contrast", "figures") + audit(page)
 
@@ -99,8 +100,14 @@ PLANTED = {
     "id twice stands 2 times": "<p id='twice'>x</p><p id='twice'>y</p>",
     "an output is empty": "<div class='cell_output'> </div>",
     "2 main headings": "<h1>Another</h1>",
-    "formula cut off: long": "<div class='bd-article'><p style='width: 9px'><mjx-container><mjx-math><i>long</i></mjx-math>"
-    "<mjx-assistive-mml>long</mjx-assistive-mml></mjx-container></p></div>",
+    "formula cut off: long": "<div class='bd-article'><p style='width: 9px'><mjx-container>"
+    "<mjx-math><i>long</i></mjx-math><mjx-assistive-mml>long</mjx-assistive-mml></mjx-container></p></div>",
+    "a stop begins a line: long": "<p class='bd-article'><span class='together'><mjx-container>"
+    "<mjx-math><i>long</i></mjx-math></mjx-container><br>.</span></p>",
+    "formula scrolls: wide": "<div class='bd-article'><mjx-container display='true' tabindex='0' "
+    "style='display: block; width: 9px; overflow-x: auto'><mjx-math>wide</mjx-math>"
+    "<mjx-assistive-mml>wide</mjx-assistive-mml></mjx-container></div>",
+    "first text after": "<script>window.bookTypeset = 0  // before anything is drawn</script>",
     "image-alt: ": f"<img src='{SVG}'>",
     "button-name: ": "<button></button>",
     "link-name: ": "<a href='#x'></a>",
