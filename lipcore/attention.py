@@ -78,7 +78,7 @@ class Attention:
     scale : float, optional
         λ; ``1/√k`` if left out.
     rotary : Tensor, shape (k/2,), optional
-        Frequencies ω: query and key of token i turn by the angles i·ω (:prf:ref:`prop-norm-rotary`).
+        Frequencies ω: query and key of token i turn by i·ω (:prf:ref:`prop-norm-rotary`).
 
     Examples
     --------

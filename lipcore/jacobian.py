@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.backends import mha
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lipcore._checks import check_same_kind, check_scores, check_tokens
@@ -217,13 +218,13 @@ class AttentionJacobian(LinearOperator):
         The scratch is the same memory for every tile: fresh memory would cost more than its use.
         """
         shapes = [[part.stop - part.start for part in cut] for cut in self._cuts]
-        memory = self._q.new_empty(3, max(math.prod(shape) for shape in shapes))
+        parts = 3 if self._P is None else 2
+        memory = self._q.new_empty(parts, max(math.prod(shape) for shape in shapes))
         for index, (heads, rows, seen) in enumerate(self._cuts):
             shape = shapes[index]
-            S, dP, P = memory[:, : math.prod(shape)].view(3, *shape)
-            if self._P is not None:
-                P = self._P[index]
-            else:
+            S, dP, *rest = memory[:, : math.prod(shape)].view(parts, *shape).unbind()
+            P = rest[0] if self._P is None else self._P[index]
+            if self._P is None:
                 torch.bmm(self._q[heads, rows], self._k[heads, seen].mT, out=S)
                 torch.softmax(self.attention.mask_scores_(S, rows), dim=-1, out=P)
                 # far below rounding, products would become subnormal, ten times slower to work with
@@ -335,8 +336,7 @@ class AutogradJacobian(LinearOperator):
         self._pull = None
 
     def _call(self, X: Tensor) -> Tensor:
-        with sdpa_kernel(SDPBackend.MATH):
-            return self._fn(X.clone())  # a map that works in place must not change X
+        return self._fn(X.clone())  # a map that works in place must not change X
 
     def _check_output(self, value: object) -> None:
         if not isinstance(value, Tensor):
@@ -344,10 +344,9 @@ class AutogradJacobian(LinearOperator):
             raise TypeError(f"fn: expected a map that returns a tensor, got {got}")
         check_same_kind("fn(X)", value, self._X, "X")
         batch = tuple(self._X.shape[:-2])
-        shape = tuple(value.shape)
-        if shape[: len(batch)] != batch:
+        if value.shape[: len(batch)] != batch:
             expected = f"an output that begins with the batch {batch}"
-            raise ValueError(f"fn: expected {expected}, got shape {shape}")
+            raise ValueError(f"fn: expected {expected}, got shape {tuple(value.shape)}")
         if not bool(torch.isfinite(value).all()):
             raise ValueError("fn: expected a finite output at X, got NaN or infinity")
 
@@ -367,9 +366,14 @@ class AutogradJacobian(LinearOperator):
 
 @contextlib.contextmanager
 def _autodiff() -> Iterator[None]:
-    """Alone, and outside inference mode, in which derivatives would be zero without a word."""
-    with _AUTODIFF, torch.inference_mode(False):
-        yield
+    """Alone, without inference mode, where derivatives vanish, and kernels that have none."""
+    with _AUTODIFF, torch.inference_mode(False), sdpa_kernel(SDPBackend.MATH):
+        fast_path = mha.get_fastpath_enabled()
+        mha.set_fastpath_enabled(False)
+        try:
+            yield
+        finally:
+            mha.set_fastpath_enabled(fast_path)
 
 
 def _refuse_training(fn: Callable) -> None:
