@@ -1,4 +1,4 @@
-"""Local Lipschitz constants of attention: Jacobians, certified spectral norms, bounds from theory."""
+"""Local Lipschitz constants of attention: Jacobians, certified spectral norms, bounds."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _HOMES = {
 
 
 def __getattr__(name: str):
-    """Import on first use: the command line's help, and pages that only state claims, need no PyTorch."""
+    """Import on first use: the command line's help and the claims of pages need no PyTorch."""
     if name in _HOMES:
         value = getattr(importlib.import_module(f"lipcore.{_HOMES[name]}"), name)
     elif name in __all__:

@@ -1,4 +1,4 @@
-"""Refusing bad input: every message names the argument, what came, and what was expected."""
+"""Refusing bad input: every message names the argument, what was expected, and what came."""
 
 from __future__ import annotations
 
@@ -8,32 +8,26 @@ import numbers
 import torch
 from torch import Tensor
 
-_REAL = (torch.float32, torch.float64)
-
 
 def check_real_tensor(
     name: str, value: object, *, ndim: int | None = None, min_ndim: int = 0
 ) -> Tensor:
-    """Return ``value`` if it is a finite float32 or float64 tensor of the stated rank, else raise."""
+    """Return ``value`` if it is a finite float32 or float64 tensor of that rank, else raise."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor, got {type(value).__name__}")
     if value.layout != torch.strided or value.is_meta:
         kind = "on the meta device" if value.is_meta else f"of layout {value.layout}"
         raise TypeError(f"{name}: expected a dense tensor with entries, got one {kind}")
-    if value.dtype not in _REAL:
-        raise TypeError(
-            f"{name}: expected float32 or float64, got {str(value.dtype).removeprefix('torch.')} "
-            "(convert it first: .double() for claims, .float() for speed)"
-        )
+    if value.dtype not in (torch.float32, torch.float64):
+        got = str(value.dtype).removeprefix("torch.")
+        cure = "convert it first: .double() for claims, .float() for speed"
+        raise TypeError(f"{name}: expected float32 or float64, got {got} ({cure})")
+    shape = tuple(value.shape)
     if ndim is not None and value.ndim != ndim:
-        raise ValueError(f"{name}: expected {ndim} dimensions, got shape {tuple(value.shape)}")
+        raise ValueError(f"{name}: expected {ndim} dimensions, got shape {shape}")
     if value.ndim < min_ndim:
-        raise ValueError(
-            f"{name}: expected at least {min_ndim} dimensions, got shape {tuple(value.shape)}"
-        )
-    if value.numel() > 0 and not all(
-        math.isfinite(extreme) for extreme in value.detach().aminmax()
-    ):
+        raise ValueError(f"{name}: expected at least {min_ndim} dimensions, got shape {shape}")
+    if value.numel() and not all(math.isfinite(extreme) for extreme in value.detach().aminmax()):
         raise ValueError(f"{name}: expected finite entries, got NaN or infinity")
     return value
 
@@ -41,37 +35,43 @@ def check_real_tensor(
 def check_square(name: str, value: object) -> Tensor:
     """Return ``value`` if it is a finite square matrix, else raise."""
     matrix = check_real_tensor(name, value, ndim=2)
-    if matrix.shape[0] != matrix.shape[1]:
-        raise ValueError(f"{name}: expected a square matrix, got shape {tuple(matrix.shape)}")
-    if matrix.shape[0] == 0:
-        raise ValueError(f"{name}: expected at least one row, got shape {tuple(matrix.shape)}")
+    shape = tuple(matrix.shape)
+    if shape[0] != shape[1]:
+        raise ValueError(f"{name}: expected a square matrix, got shape {shape}")
+    if shape[0] == 0:
+        raise ValueError(f"{name}: expected at least one row, got shape {shape}")
     return matrix
 
 
 def check_tokens(X: object, d: int | None = None, name: str = "X") -> Tensor:
     """Return ``X`` if it is a finite (…, n, d) tensor with n ≥ 1, else raise."""
     tokens = check_real_tensor(name, X, min_ndim=2)
-    if tokens.shape[-2] == 0:
-        raise ValueError(f"{name}: expected at least one token, got shape {tuple(tokens.shape)}")
-    if d is not None and tokens.shape[-1] != d:
-        raise ValueError(
-            f"{name}: expected tokens of dimension {d}, got shape {tuple(tokens.shape)}"
-        )
+    shape = tuple(tokens.shape)
+    if shape[-2] == 0:
+        raise ValueError(f"{name}: expected at least one token, got shape {shape}")
+    if d is not None and shape[-1] != d:
+        raise ValueError(f"{name}: expected tokens of dimension {d}, got shape {shape}")
     if tokens.numel() == 0:
-        raise ValueError(f"{name}: expected a non-empty tensor, got shape {tuple(tokens.shape)}")
+        raise ValueError(f"{name}: expected a non-empty tensor, got shape {shape}")
     return tokens
 
 
 def check_same_kind(name: str, value: Tensor, reference: Tensor, reference_name: str) -> None:
-    """Refuse two tensors of different dtype or device: silent promotion hides a loss of accuracy."""
+    """Refuse tensors of different dtype or device: silent promotion hides a loss of accuracy."""
     if value.dtype != reference.dtype:
-        raise TypeError(
-            f"{name} is {value.dtype} but {reference_name} is {reference.dtype}: convert one of them"
-        )
+        other = f"{reference_name} is {reference.dtype}"
+        raise TypeError(f"{name} is {value.dtype} but {other}: convert one of them")
     if value.device != reference.device:
-        raise ValueError(
-            f"{name} is on {value.device} but {reference_name} is on {reference.device}: move one"
-        )
+        other = f"{reference_name} is on {reference.device}"
+        raise ValueError(f"{name} is on {value.device} but {other}: move one")
+
+
+def check_scores(queries: Tensor, keys: Tensor) -> None:
+    """Refuse scores that may overflow (Cauchy–Schwarz): their softmax would be NaN."""
+    largest = queries.detach().norm(dim=-1).amax() * keys.detach().norm(dim=-1).amax()
+    if not bool(torch.isfinite(largest)):
+        expected = f"tokens whose scores are finite in {queries.dtype}"
+        raise ValueError(f"X: expected {expected}, got scores that overflow")
 
 
 def check_number(
@@ -82,7 +82,7 @@ def check_number(
     maximum: float = math.inf,
     strict: bool = False,
 ) -> float:
-    """Return ``value`` as a float if it is a finite real number in [minimum, maximum], else raise."""
+    """Return ``value`` as a float if it is a finite real number in the stated range, else raise."""
     if isinstance(value, Tensor) and value.ndim == 0:
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
@@ -100,12 +100,10 @@ def check_number(
 
 def check_count(name: str, value: object, *, minimum: int = 1) -> int:
     """Return ``value`` as an int if it is a whole number at least ``minimum``, else raise."""
-    is_whole = isinstance(value, numbers.Integral) or (
-        isinstance(value, float) and value.is_integer()
-    )
-    if isinstance(value, bool) or not is_whole:
+    is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not is_integer and not (isinstance(value, float) and value.is_integer()):
         raise TypeError(f"{name}: expected a whole number, got {value!r}")
-    if int(value) < minimum:
+    if value < minimum:
         raise ValueError(f"{name}: expected at least {minimum}, got {int(value)}")
     return int(value)
 

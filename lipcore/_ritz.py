@@ -1,131 +1,109 @@
-r"""What the tridiagonal matrices of a Lanczos run know of σ_max: estimate, error, certificate.
+r"""What the tridiagonal matrices of a Lanczos run tell about σ_max: estimate, error, certificate.
 
-Small matrices, on the host and in float64. Row i of ``diagonal`` and ``below`` (members, K) is one member of the batch;
-``steps`` (members,) says how many of the K columns are its own. With k of them, :math:`T_k = B_k^\top B_k` has the
-diagonal :math:`d_j = \alpha_j^2+\beta_{j-1}^2`, and beside it :math:`t_j = \alpha_j\beta_j`; :math:`t_k` leads on to
-the next vector, :math:`J^\top J V_k = V_k T_k + t_k v_{k+1} e_k^\top`.
+Small matrices, on the host, in float64. After k steps :math:`T_k = B_k^\top B_k`
+(:prf:ref:`prop-gkl`) has :math:`d_j = \alpha_j^2 + \beta_{j-1}^2` on its diagonal and
+:math:`t_j = \alpha_j\beta_j` beside it, where :math:`t_k` leads on to :math:`v_{k+1}`; rows of
+``d`` and ``t`` (members, k) are members of a batch. The roots of the eigenvalues of :math:`T_k` are
+the Ritz values :math:`\theta_i`.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 from numpy import ndarray
 
+_SMALLEST_LOG = -80.0  # e^-80 is nothing beside 1
+_TINY = 1e-300
 _NEWTON_STEPS = 60
 
 
-@dataclass(frozen=True)
-class Ritz:
-    """Roots θ of the eigenvalues of T_k (members, K), decreasing and padded with zeros; the largest one's vector.
+def ritz(d: ndarray, t: ndarray) -> tuple[ndarray, ndarray, ndarray]:
+    """θ (members, k), decreasing; y (members, k) with v = V_k y for the largest; its ‖Jᵀu − θv‖."""
+    eigenvalues, eigenvectors = np.linalg.eigh(_tridiagonal(d, t))
+    theta = _roots(eigenvalues)
+    y = eigenvectors[:, :, -1]
+    return theta, y, t[:, -1] * np.abs(y[:, -1]) / _or_one(theta[:, 0])
 
-    ``right`` (members, K) is that vector, in the basis V_k, and ``residual`` (members,) is ‖Jᵀu − θ_1 v‖.
+
+def has_converged(d: ndarray, t: ndarray, tol: float, overlap: float | None) -> ndarray:
+    r"""Whether θ_1 of each member is within tol as estimated, and within √tol as certified.
+
+    The certificate is left out where ``overlap`` is None; else it has the confidence of
+    :math:`s \le |\langle v_1, z\rangle|`, s the overlap of start and top singular vector.
     """
-
-    theta: ndarray
-    right: ndarray
-    residual: ndarray
-
-
-def ritz(diagonal: ndarray, below: ndarray, steps: ndarray) -> Ritz:
-    """Ritz values, and the triplet of the largest."""
-    members, own = np.arange(len(steps)), np.arange(diagonal.shape[1]) < steps[:, None]
-    inner = np.roll(own, -1, axis=1) & own  # t_k stands outside T_k
-    values, vectors = np.linalg.eigh(_dense(np.where(own, diagonal, 0), np.where(inner, below, 0)))
-    theta, right = _roots(values), vectors[:, :, -1]
-    left_over = below[members, steps - 1] * np.abs(right[members, steps - 1])
-    return Ritz(theta, right, left_over / np.where(theta[:, 0] > 0, theta[:, 0], 1))
+    converged = np.ones(len(d), dtype=bool)
+    if overlap is not None:  # as a rule this comes last, and it needs no eigenvectors
+        theta = _roots(np.linalg.eigvalsh(_tridiagonal(d, t)))
+        m = max(math.log(2 * math.sqrt(tol) + tol), _SMALLEST_LOG)  # (1 + √tol)² = 1 + e^m
+        log_left = np.log(math.exp(m) + _depths(theta)).sum(1)
+        converged = log_left >= _log_right(theta, t, overlap)
+    if converged.any():
+        theta, _, residual = ritz(d[converged], t[converged])
+        converged[converged] = _estimated_error(theta, residual) <= tol
+    return converged
 
 
-def _dense(diagonal: ndarray, below: ndarray) -> ndarray:
+def _estimated_error(theta: ndarray, residual: ndarray) -> ndarray:
+    """Relative error of θ_1 if θ_2 is near σ_2: second order in ‖r‖ (:prf:ref:`thm-residual`)."""
+    theta_1 = theta[:, 0]
+    theta_2 = theta[:, 1] if theta.shape[1] > 1 else 0
+    second_order = theta_1 * residual**2 / (2 * np.maximum(theta_1**2 - theta_2**2, _TINY))
+    return np.minimum(residual, second_order) / _or_one(theta_1)
+
+
+def largest_growth(theta: ndarray, t: ndarray, overlap: float) -> ndarray:
+    """How far above θ_1 the certificates let σ_max lie, as a factor: the better of the two."""
+    k = theta.shape[1]
+    whatever_the_spectrum = math.cosh(math.acosh(1 / overlap) / (2 * k - 1))  # certificate A
+    return np.minimum(whatever_the_spectrum, _growth_seen(theta, t, overlap))
+
+
+def _growth_seen(theta: ndarray, t: ndarray, overlap: float) -> ndarray:
+    r"""σ/θ_1 at the root of :math:`\prod_i(\sigma^2-\theta_i^2) = \prod_j t_j/s` (certificate B).
+
+    By Newton's method on m = log(σ²/θ_1² − 1), in which the logarithm of the left-hand side
+    increases and is convex: from the right it comes down to the root and never passes it, so that
+    every step is on the safe side.
+    """
+    x = _depths(theta)
+    log_right = _log_right(theta, t, overlap)
+    m = log_right / theta.shape[1]  # right of the root, since every logarithm is at least m
+    for _ in range(_NEWTON_STEPS):
+        factors = np.exp(m)[:, None] + x
+        slope = (np.exp(m)[:, None] / factors).sum(1)
+        step = np.maximum(np.log(factors).sum(1) - log_right, 0) / slope
+        m = np.maximum(m - step, _SMALLEST_LOG)
+        if (step <= 1e-12).all():
+            break
+    return np.sqrt(1 + np.exp(m))
+
+
+def _tridiagonal(d: ndarray, t: ndarray) -> ndarray:
     """T_k as matrices (members, k, k), the lower triangle."""
-    members, k = diagonal.shape
-    matrix = np.zeros((members, k * k))
-    matrix[:, :: k + 1], matrix[:, k :: k + 1] = diagonal, below[:, :-1]
-    return matrix.reshape(members, k, k)
+    members, k = d.shape
+    T = np.zeros((members, k * k))
+    T[:, :: k + 1] = d
+    T[:, k :: k + 1] = t[:, :-1]
+    return T.reshape(members, k, k)
+
+
+def _depths(theta: ndarray) -> ndarray:
+    """1 − θ_i²/θ_1², so that (σ² − θ_i²)/θ_1² = e^m + 1 − θ_i²/θ_1² keeps its digits."""
+    return 1 - (theta / _or_one(theta[:, :1])) ** 2
+
+
+def _log_right(theta: ndarray, t: ndarray, overlap: float) -> ndarray:
+    """Logarithm of Π t_j/(s θ_1^2k); where a t_j is zero the Krylov space is all that there is."""
+    return np.log(np.maximum(t / _or_one(theta[:, :1]) ** 2, _TINY)).sum(1) - math.log(overlap)
 
 
 def _roots(eigenvalues: ndarray) -> ndarray:
-    """Roots, decreasing, of the eigenvalues of T_k, increasing."""
+    """Square roots in decreasing order, of increasing eigenvalues."""
     return np.sqrt(np.maximum(eigenvalues[:, ::-1], 0))
 
 
-def has_converged(
-    diagonal: ndarray, below: ndarray, tol: float, overlap: float
-) -> tuple[ndarray, ndarray]:
-    r"""Whether θ_1 of each member is within tol, by two tests; and how far it is from passing the second one.
-
-    The error of θ_1 is of second order in the residual r: about :math:`\theta_1 r^2 / 2(\theta_1^2 - \theta_2^2)`,
-    or at most r where the gap is not resolved. That trusts that no larger singular value hides behind a start nearly
-    orthogonal to its vector; the certificate rules out, at its confidence, one above :math:`(1+\sqrt{tol})\,\theta_1`,
-    where the excess, which comes second, is not negative.
-    """
-    theta = _roots(np.linalg.eigvalsh(_dense(diagonal, below)))
-    excess = _log_excess((1 + math.sqrt(tol)) * theta[:, 0], theta, below, overlap)
-    converged = excess >= 0
-    if converged.any():  # the certificate comes last as a rule, so that most steps are done here
-        steps = np.full(len(theta), theta.shape[1])
-        converged[converged] = (
-            _estimated_error(ritz(*(x[converged] for x in (diagonal, below, steps)))) <= tol
-        )
-    return converged, excess
-
-
-def steps_to_wait(excess: ndarray, k: int) -> ndarray:
-    """Steps until it is worth looking again: only a spectrum that falls off steeply gains more than 3 in a step."""
-    return 1 + np.clip(-excess / 3, 0, k).astype(int)
-
-
-def _estimated_error(found: Ritz) -> ndarray:
-    """Relative error of θ_1, if no larger singular value hides; zero where all are zero."""
-    top, residual = found.theta[:, 0], found.residual
-    gap = top**2 - (found.theta[:, 1] ** 2 if found.theta.shape[1] > 1 else 0)
-    resolved = gap > 0
-    error = np.where(resolved, top * residual**2 / (2 * np.where(resolved, gap, 1)), np.inf)
-    return np.minimum(residual, error) / np.where(top > 0, top, 1)
-
-
-def _log_excess(sigma: ndarray, theta: ndarray, below: ndarray, overlap: float) -> ndarray:
-    r"""Logarithm of :math:`s\prod_i(\sigma^2-\theta_i^2) / \prod_j t_j`: above zero, σ is ruled out."""
-    exhausted = below.min(1) == 0  # the Krylov space is all that there is
-    scale = np.where(exhausted, 1, sigma)[:, None]
-    factors = (sigma[:, None] / scale) ** 2 - (theta / scale) ** 2
-    factors, below = (np.where(exhausted[:, None], 1, x) for x in (factors, below / scale**2))
-    with np.errstate(divide="ignore"):  # a tolerance below rounding: nothing is ruled out
-        factors = np.log(factors)
-    return np.where(exhausted, np.inf, (factors - np.log(below)).sum(1) + math.log(overlap))
-
-
-def largest_growth(theta: ndarray, below: ndarray, steps: ndarray, overlap: float) -> ndarray:
-    """How far above θ_1 the certificates let σ_max lie, as a factor: the better of the two."""
-    return np.minimum(_growth_seen(theta, below, steps, overlap), _growth_at_worst(steps, overlap))
-
-
-def _growth_at_worst(steps: ndarray, overlap: float) -> ndarray:
-    """cosh(arcosh(1/s)/(2k−1)): after k steps, whatever the spectrum."""
-    return np.cosh(math.acosh(1 / overlap) / (2 * steps - 1))
-
-
-def _growth_seen(theta: ndarray, below: ndarray, steps: ndarray, overlap: float) -> ndarray:
-    r"""σ/θ_1 for the root σ > θ_1 of :math:`\prod_i(\sigma^2-\theta_i^2) = \prod_j t_j / s`.
-
-    By Newton's method on m = log(σ²/θ_1² − 1), in which the logarithm of the left-hand side increases and is convex:
-    from the right it comes down to the root and never passes it, so that every step is on the safe side.
-    """
-    used = np.arange(theta.shape[1]) < steps[:, None]
-    top = np.where(theta[:, :1] > 0, theta[:, :1], 1)
-    depth = np.where(used, 1 - (theta / top) ** 2, 0)  # 1 − θ_i²/θ_1² ≥ 0
-    exhausted = (np.where(used, below, 1) == 0).any(1)
-    safe = np.where(used & ~exhausted[:, None], below / top**2, 1)
-    target = np.log(safe).sum(1) - math.log(overlap)
-    m = target / steps  # every term of the sum is at least m
-    for _ in range(_NEWTON_STEPS):
-        terms = np.exp(m)[:, None] + depth
-        excess = np.where(used, np.log(terms), 0).sum(1) - target
-        step = excess / np.where(used, np.exp(m)[:, None] / terms, 0).sum(1)
-        m = np.maximum(m - np.maximum(step, 0), -80)
-        if (step <= 1e-12).all():
-            break
-    return np.where(exhausted, 1, np.sqrt(1 + np.exp(m)))
+def _or_one(x: ndarray) -> ndarray:
+    """One instead of zero, to divide by."""
+    return np.where(x > 0, x, 1)

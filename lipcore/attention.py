@@ -1,4 +1,8 @@
-"""Self-attention as a map on tokens: one or several heads, biases, masks, rotary positions, output projection."""
+"""Self-attention as a map on tokens: heads, biases, masks, rotary positions, output projection.
+
+Tokens are the rows of X (…, n, d); dimensions before the last two are a batch. Arguments that do
+not fit, are not finite, or are not float32 or float64 raise a ValueError or a TypeError.
+"""
 
 from __future__ import annotations
 
@@ -12,46 +16,54 @@ from lipcore._checks import (
     check_number,
     check_real_tensor,
     check_same_kind,
+    check_scores,
     check_square,
     check_tokens,
 )
+from lipcore.jacobian import AttentionJacobian
 
 
-def rotate(vectors: Tensor, angles: Tensor) -> Tensor:
-    r"""Rotate the plane (r, r + k/2) of each vector by ``angles[…, r]``: the rotary position map.
+def attention_map(X: Tensor, A: Tensor, V: Tensor, *, causal: bool = False) -> Tensor:
+    r"""Self-attention with one head, in the notation of the book (:prf:ref:`def-attention`).
+
+    .. math:: f(X)_i = V \sum_j P_{ij} x_j,
+        \qquad P_{i\cdot} = \mathrm{softmax}_j\big((Ax_i)\cdot x_j\big)
 
     Parameters
     ----------
-    vectors : Tensor, shape (…, n, k)
-    angles : Tensor, shape (n, k/2)
+    X : Tensor, shape (…, n, d)
+    A : Tensor, shape (d, d)
+    V : Tensor, shape (p, d)
+    causal : bool
+        Whether token i sees only the tokens j ≤ i: the masked map :math:`f^m`.
 
     Returns
     -------
-    Tensor, shape (…, n, k)
-        An isometry of each vector; ``rotate(rotate(v, a), -a)`` is ``v``.
+    Tensor, shape (…, n, p)
 
     Examples
     --------
-    >>> import math, torch
-    >>> rotate(torch.tensor([[1.0, 0.0]]), torch.tensor([[math.pi / 2]])).round(decimals=6).abs()
-    tensor([[0., 1.]])
+    >>> import torch
+    >>> A, V = torch.zeros(1, 1), torch.ones(1, 1)
+    >>> attention_map(torch.tensor([[0.0], [2.0]]), A, V, causal=True)
+    tensor([[0.],
+            [1.]])
     """
-    first, second = vectors.chunk(2, dim=-1)
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return Attention.from_matrices(A, V, causal=causal)(X)
 
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    r"""Multi-head self-attention without residual connection or normalisation (theory §0).
+    r"""Multi-head self-attention, without residual connection or normalisation.
 
     .. math:: f(X)_i = \sum_h W_h \Big( \sum_j P^h_{ij} (V_h x_j + b^v_h) \Big) + b^o,
-        \qquad P^h_{i\cdot} = \mathrm{softmax}_j\,\big( \lambda\,(Q_h x_i + b^q_h)\cdot(K_h x_j + b^k_h) \big).
+        \qquad P^h_{i\cdot} = \mathrm{softmax}_j\,
+        \big( \lambda\,(Q_h x_i + b^q_h)\cdot(K_h x_j + b^k_h) \big).
 
     Parameters
     ----------
     query, key : Tensor, shapes (heads, k, d) and (key heads, k, d)
-        Fewer key than query heads is grouped-query attention: each is shared by ``heads / key heads`` queries.
+        Fewer key heads than heads is grouped-query attention.
     value : Tensor, shape (key heads, p, d)
     query_bias, key_bias, value_bias : Tensor, shapes (·, k), (·, k), (·, p), optional
     output : Tensor, shape (q, heads·p), optional
@@ -62,17 +74,18 @@ class Attention:
     mask : Tensor of bool, shape (n, n), optional
         True where query i may see key j; it fixes n.
     log_weights : Tensor, shape (n,), optional
-        Logarithm of each token's mass: ``P_ij ∝ w_j exp(s_ij)``; it fixes n. Minus infinity is a token without mass.
+        Logarithm of each token's mass, −∞ for none: ``P_ij ∝ w_j exp(s_ij)``; it fixes n.
     scale : float, optional
         λ; ``1/√k`` if left out.
     rotary : Tensor, shape (k/2,), optional
-        Angular frequencies ω of rotary positions: query and key of token i are turned by the angles i·ω.
+        Frequencies ω: query and key of token i turn by the angles i·ω (:prf:ref:`prop-norm-rotary`).
 
     Examples
     --------
     >>> import torch
     >>> X = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    >>> Attention.from_matrices(torch.zeros(2, 2), torch.eye(2))(X)  # no score: every token moves to the mean
+    >>> f = Attention.from_matrices(torch.zeros(2, 2), torch.eye(2))
+    >>> f(X)  # all scores are zero: every token moves to the mean
     tensor([[0.5000, 0.5000],
             [0.5000, 0.5000]])
     """
@@ -95,47 +108,35 @@ class Attention:
         for name in ("query", "key", "value"):
             check_real_tensor(name, getattr(self, name), ndim=3)
         self._check_shapes()
-        scale = (
-            1 / math.sqrt(self.query.shape[1])
-            if self.scale is None
-            else check_number("scale", self.scale)
-        )
-        object.__setattr__(self, "scale", scale)
+        self._check_mask()
+        scale = 1 / math.sqrt(self.query.shape[1]) if self.scale is None else self.scale
+        object.__setattr__(self, "scale", check_number("scale", scale))
         groups = self.query.shape[0] // self.key.shape[0]
-        if (
-            groups > 1
-        ):  # shared keys and values are written out once a query head: the formulas then need no case
-            for name in ("key", "value", "key_bias", "value_bias"):
-                shared = getattr(self, name)
-                if shared is not None:
-                    object.__setattr__(self, name, shared.repeat_interleave(groups, dim=0))
+        for name in ("key", "value", "key_bias", "value_bias"):
+            shared = getattr(self, name)
+            if groups > 1 and shared is not None:  # one copy a head: no formula needs a case
+                object.__setattr__(self, name, shared.repeat_interleave(groups, dim=0))
 
     def _check_shapes(self) -> None:
-        (heads, k, d), key_heads = self.query.shape, self.key.shape[0]
+        heads, k, d = self.query.shape
+        key_heads = self.key.shape[0]
         p = self.value.shape[1]
         if min(heads, key_heads, k, d, p) == 0:
-            raise ValueError(
-                f"query, key, value: expected non-empty tensors, got {tuple(self.query.shape)}, "
-                f"{tuple(self.key.shape)}, {tuple(self.value.shape)}"
-            )
+            shapes = [tuple(part.shape) for part in (self.query, self.key, self.value)]
+            raise ValueError(f"query, key, value: expected non-empty tensors, got shapes {shapes}")
         if heads % key_heads:
-            raise ValueError(
-                f"key: expected a number of heads that divides {heads}, got {key_heads}"
-            )
-        expected = {
-            "key": (key_heads, k, d), "value": (key_heads, p, d), "query_bias": (heads, k),
-            "key_bias": (key_heads, k), "value_bias": (key_heads, p), "rotary": (k // 2,),
-        }  # fmt: skip
+            allowed = f"a number of heads that divides {heads}"
+            raise ValueError(f"key: expected {allowed}, got {key_heads}")
+        if self.rotary is not None and k % 2:
+            raise ValueError(f"rotary: expected an even head dimension k, got k={k}")
+        if self.output is None and self.output_bias is not None:
+            raise ValueError("output_bias: expected an output beside it, got output=None")
         if self.output is not None:
             check_real_tensor("output", self.output, ndim=2)
-            expected |= {
-                "output": (self.output.shape[0], heads * p),
-                "output_bias": (self.output.shape[0],),
-            }
-        elif self.output_bias is not None:
-            raise ValueError(
-                "output_bias: expected an output projection beside it, got output=None"
-            )
+        q = None if self.output is None else self.output.shape[0]
+        expected = {"key": (key_heads, k, d), "value": (key_heads, p, d), "rotary": (k // 2,)}
+        expected |= {"output": (q, heads * p), "output_bias": (q,), "query_bias": (heads, k)}
+        expected |= {"key_bias": (key_heads, k), "value_bias": (key_heads, p)}
         for name, shape in expected.items():
             tensor = getattr(self, name)
             if tensor is None:
@@ -144,95 +145,57 @@ class Attention:
             check_same_kind(name, tensor, self.query, "query")
             if tuple(tensor.shape) != shape:
                 raise ValueError(f"{name}: expected shape {shape}, got {tuple(tensor.shape)}")
-        if self.rotary is not None and k % 2:
-            raise ValueError(f"rotary: expected an even head dimension k, got k={k}")
-        self._check_mask()
 
     def _check_mask(self) -> None:
-        mask, log_weights = self.mask, self.log_weights
-        for name, value in (("mask", mask), ("log_weights", log_weights)):
+        mask = self.mask
+        masses = self.log_weights
+        for name, value in (("mask", mask), ("log_weights", masses)):
             if value is not None and not isinstance(value, Tensor):
                 raise TypeError(f"{name}: expected a torch.Tensor, got {type(value).__name__}")
-        if mask is not None and (
-            mask.dtype != torch.bool or mask.ndim != 2 or mask.shape[0] != mask.shape[1]
-        ):
-            raise ValueError(
-                f"mask: expected a boolean (n, n) tensor, got {mask.dtype} of shape {tuple(mask.shape)}"
-            )
-        if log_weights is not None:
-            if (
-                log_weights.ndim != 1
-                or log_weights.isnan().any()
-                or (log_weights == math.inf).any()
-            ):
+        square = mask is None or (mask.ndim == 2 and mask.shape[0] == mask.shape[1])
+        if mask is not None and (mask.dtype != torch.bool or not square):
+            got = f"{mask.dtype} of shape {tuple(mask.shape)}"
+            raise ValueError(f"mask: expected a boolean (n, n) tensor, got {got}")
+        if masses is not None:
+            check_same_kind("log_weights", masses, self.query, "query")
+            if masses.ndim != 1 or not bool((masses < math.inf).all()):
                 raise ValueError("log_weights: expected a vector of numbers below +infinity")
-            check_same_kind("log_weights", log_weights, self.query, "query")
-            if mask is not None and mask.shape[0] != log_weights.shape[0]:
-                raise ValueError(
-                    f"mask: expected shape ({log_weights.shape[0]},)*2 as log_weights has, got {tuple(mask.shape)}"
-                )
-        seen = torch.ones((), dtype=torch.bool)
-        if mask is not None:
-            n = mask.shape[0]
-            seen = (self.mask_scores_(self.query.new_zeros(n, n), slice(0, n)) > -math.inf).any(-1)
-        elif (
-            log_weights is not None
-        ):  # without a mask the first key decides, or any: no n × n array
-            visible = log_weights > -math.inf
-            seen = visible[:1] if self.causal else visible.any()
-        if not seen.all():
-            raise ValueError(
-                "mask, log_weights: expected at least one visible key in every row, got a row with none"
-            )
+            if mask is not None and mask.shape[0] != len(masses):
+                got = tuple(mask.shape)
+                raise ValueError(f"mask: expected {len(masses)} rows as log_weights, got {got}")
+        if not self._every_row_sees_a_key():
+            names = "mask, log_weights"
+            raise ValueError(f"{names}: expected a visible key in every row, got a row with none")
+
+    def _every_row_sees_a_key(self) -> bool:
+        if self.mask is None and self.log_weights is None:
+            return True
+        if self.mask is None:  # the first key decides, or any of them: no n × n array
+            seen = self.log_weights > -math.inf
+            return bool(seen[0] if self.causal else seen.any())
+        n = self.mask.shape[0]
+        scores = self.mask_scores_(self.query.new_zeros(n, n), slice(0, n))
+        return bool((scores > -math.inf).any(-1).all())
 
     @classmethod
-    def from_matrices(
-        cls,
-        A: Tensor,
-        V: Tensor,
-        *,
-        causal: bool = False,
-        log_weights: Tensor | None = None,
-        mask: Tensor | None = None,
-    ) -> Attention:
-        r"""One head in the notation of the theory: scores :math:`s_{ij} = (A x_i)\cdot x_j`, values :math:`V x_j`.
+    def from_matrices(cls, A: Tensor, V: Tensor, **options) -> Attention:
+        r"""One head with scores :math:`s_{ij} = (A x_i)\cdot x_j` and values :math:`V x_j`.
 
         Parameters
         ----------
         A : Tensor, shape (d, d)
         V : Tensor, shape (p, d)
-        causal, log_weights, mask
-            As in :class:`Attention`.
-
-        Raises
-        ------
-        ValueError, TypeError
-            If A is not square, V does not act on the same dimension, or either is not finite and real.
-
-        Examples
-        --------
-        >>> import torch
-        >>> attention = Attention.from_matrices(torch.eye(2), torch.ones(1, 2), causal=True)
-        >>> attention(torch.tensor([[1.0, 0.0], [0.0, 1.0]])).shape
-        torch.Size([2, 1])
+        **options
+            ``causal``, ``mask`` and ``log_weights`` of :class:`Attention`.
         """
         check_square("A", A)
         check_real_tensor("V", V, ndim=2)
         check_same_kind("V", V, A, "A")
-        if V.shape[1] != A.shape[0]:
-            raise ValueError(
-                f"V: expected {A.shape[0]} columns as A has, got shape {tuple(V.shape)}"
-            )
-        identity = torch.eye(A.shape[0], dtype=A.dtype, device=A.device)
-        return cls(
-            query=A[None],
-            key=identity[None],
-            value=V[None],
-            causal=causal,
-            scale=1.0,
-            log_weights=log_weights,
-            mask=mask,
-        )
+        d = A.shape[0]
+        if V.shape[1] != d:
+            raise ValueError(f"V: expected {d} columns as A has, got shape {tuple(V.shape)}")
+        identity = torch.eye(d, dtype=A.dtype, device=A.device)
+        return cls(query=A[None], key=identity[None], value=V[None], scale=1.0, **options)
 
     @property
     def heads(self) -> int:
@@ -250,34 +213,34 @@ class Attention:
         return self.heads * self.value.shape[1] if self.output is None else self.output.shape[0]
 
     def to(self, *args, **kwargs) -> Attention:
-        """Move or convert every tensor, as :meth:`torch.Tensor.to` does: ``attention.to(torch.float64)``."""
+        """Move or convert every tensor, as :meth:`torch.Tensor.to` does; a mask stays boolean."""
         moved = {}
         for field in fields(self):
             tensor = getattr(self, field.name)
             if isinstance(tensor, Tensor):
-                moved[field.name] = tensor.to(*args, **kwargs)
-                if tensor.dtype == torch.bool:  # a mask follows to the device, but stays boolean
-                    moved[field.name] = moved[field.name].bool()
+                new = tensor.to(*args, **kwargs)
+                moved[field.name] = new.bool() if tensor.dtype == torch.bool else new
         return replace(self, **moved)
 
     def head(self, index: int) -> Attention:
-        """Head ``index`` alone, with its own columns W_h of the output projection (and no output bias)."""
+        """Head ``index`` alone, with its columns of the output projection and no output bias."""
         if not -self.heads <= index < self.heads:
             raise IndexError(f"index: expected a head from 0 to {self.heads - 1}, got {index}")
         index %= self.heads
-        p = self.value.shape[1]
-        picked = {name: tensor[index : index + 1] for name in
-                  ("query", "key", "value", "query_bias", "key_bias", "value_bias")
-                  if (tensor := getattr(self, name)) is not None}  # fmt: skip
-        output = None if self.output is None else self.output[:, index * p : (index + 1) * p]
-        return replace(self, **picked, output=output, output_bias=None)
+        parts = ("query", "key", "value", "query_bias", "key_bias", "value_bias")
+        tensors = {name: getattr(self, name) for name in parts}
+        picked = {name: x[index : index + 1] for name, x in tensors.items() if x is not None}
+        if self.output is not None:
+            picked["output"] = self.output.unflatten(1, (self.heads, -1))[:, index]
+        return replace(self, **picked, output_bias=None)
 
     def compressed(self) -> tuple[Attention, Tensor, Tensor]:
         r"""Return the same layer in fewer dimensions, and the orthonormal frames that lead back.
 
-        What a layer does to tokens passes through the rows of Q_h, K_h and V_h, and comes out through the columns
-        of W_h. With orthonormal bases Z, U of these spaces, :math:`f(X) = g(XZ)\,U^\top`, up to the output bias, so
-        that :math:`\|D_Xf\|_2 = \|D_{XZ}\,g\|_2`. One head of a large model shrinks from d to 2k + p dimensions.
+        What a layer does to tokens passes through the rows of Q_h, K_h and V_h, and comes out
+        through the columns of W_h. With orthonormal bases Z, U of these spaces,
+        :math:`f(X) = g(XZ)\,U^\top` up to the output bias, and the Jacobians of f and g have the
+        same norm (:prf:ref:`prop-fast-heads`).
 
         Returns
         -------
@@ -285,54 +248,40 @@ class Attention:
         Z : Tensor, shape (d, min(d, heads · (2k + p)))
             The identity where nothing is gained.
         U : Tensor, shape (output_dim, min(output_dim, heads · p))
-
-        Examples
-        --------
-        >>> import torch
-        >>> query, key, value = torch.randn(3, 1, 2, 50)
-        >>> f = Attention(query, key, value, output=torch.randn(50, 2))
-        >>> g, Z, U = f.compressed()
-        >>> g.d, g.output_dim, Z.shape, U.shape
-        (6, 2, torch.Size([50, 6]), torch.Size([50, 2]))
         """
         weights = {name: getattr(self, name) for name in ("query", "key", "value")}
         Z = _frame(torch.cat([weight.flatten(0, 1) for weight in weights.values()]).mT)
-        U = _frame(
-            self.query.new_zeros(self.output_dim, self.output_dim)
-            if self.output is None
-            else self.output
-        )
-        small = (
-            {} if Z.shape[1] == self.d else {name: weight @ Z for name, weight in weights.items()}
-        )
+        no_output = self.query.new_zeros(self.output_dim, self.output_dim)
+        U = _frame(no_output if self.output is None else self.output)
+        changed = {}
+        if Z.shape[1] < self.d:
+            changed |= {name: weight @ Z for name, weight in weights.items()}
         if U.shape[1] < self.output_dim:
-            small |= {"output": U.mT @ self.output, "output_bias": None}
-        return replace(self, **small) if small else self, Z, U
+            changed |= {"output": U.mT @ self.output, "output_bias": None}
+        return (replace(self, **changed) if changed else self), Z, U
 
     @property
     def is_narrow(self) -> bool:
         """Whether :meth:`compressed` has fewer dimensions."""
-        (heads, k, d), p = self.query.shape, self.value.shape[1]
-        return heads * (2 * k + p) < d or heads * p < self.output_dim
+        k, p = self.query.shape[1], self.value.shape[1]
+        return self.heads * (2 * k + p) < self.d or self.heads * p < self.output_dim
 
     def score_matrices(self) -> Tensor:
-        r""":math:`A_h = \lambda K_h^\top Q_h`, shape (heads, d, d).
-
-        With rotary positions the scores are those of A_h between equal positions only.
-        """
+        r""":math:`A_h = \lambda K_h^\top Q_h`, (heads, d, d); if rotary, that of equal positions."""
         return self.scale * self.key.mT @ self.query
 
     def score_offsets(self) -> Tensor:
-        r""":math:`c_h = \lambda K_h^\top b^q_h`, shape (heads, d).
+        r""":math:`c_h = \lambda K_h^\top b^q_h`, shape (heads, d): what biases do to scores.
 
-        Scores are :math:`(A_h x_i + c_h)\cdot x_j` up to a constant in j, which the softmax cancels.
+        Scores are :math:`(A_h x_i + c_h)\cdot x_j` up to a constant in j, which the softmax
+        cancels (:prf:ref:`prop-biases`).
         """
         if self.query_bias is None:
             return self.query.new_zeros(self.heads, self.d)
         return self.scale * (self.key.mT @ self.query_bias[..., None])[..., 0]
 
     def value_matrices(self) -> Tensor:
-        """``W_h V_h``, shape (heads, output_dim, d), or ``V_h``, shape (heads, p, d), where there is no projection."""
+        """``W_h V_h``, shape (heads, output_dim, d); ``V_h``, (heads, p, d), without projection."""
         if self.output is None:
             return self.value
         return self.output.unflatten(1, (self.heads, -1)).movedim(1, 0) @ self.value
@@ -344,26 +293,23 @@ class Attention:
         positions = torch.arange(n, dtype=self.rotary.dtype, device=self.rotary.device)
         return positions[:, None] * self.rotary
 
-    def project(self, X: Tensor, *, value_bias: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries times λ, keys and values of every head: shapes (…, heads, n, k), the same, (…, heads, n, p).
+    def rotated(self, vectors: Tensor, *, back: bool = False) -> Tensor:
+        """Queries or keys (…, n, k) turned by the angles of their positions, or turned back."""
+        angles = self.angles(vectors.shape[-2])
+        return vectors if angles is None else rotate(vectors, -angles if back else angles)
 
-        Without their bias the values have the same derivative, and keep their digits where the bias is large.
+    def project(self, X: Tensor, *, value_bias: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries times λ, keys and values of every head, shapes (…, heads, n, k | k | p).
+
+        Values without their bias have the same derivative, and keep their digits where it is large.
         """
-        queries, keys, values = (
-            _per_head(X, weight, bias)
-            for weight, bias in (
-                (self.query, self.query_bias),
-                (self.key, self.key_bias),
-                (self.value, self.value_bias if value_bias else None),
-            )
-        )
-        angles = self.angles(X.shape[-2])
-        if angles is not None:
-            queries, keys = rotate(queries, angles), rotate(keys, angles)
+        queries = self.rotated(_per_head(X, self.query, self.query_bias))
+        keys = self.rotated(_per_head(X, self.key, self.key_bias))
+        values = _per_head(X, self.value, self.value_bias if value_bias else None)
         return self.scale * queries, keys, values
 
     def mask_scores_(self, scores: Tensor, rows: slice) -> Tensor:
-        """Mask the scores (…, rows, columns) of ``rows`` against the first ``columns`` keys, in place."""
+        """Mask the scores (…, rows, columns) of ``rows`` against the first keys, in place."""
         columns = scores.shape[-1]
         if self.log_weights is not None:
             scores += self.log_weights[:columns]
@@ -371,43 +317,27 @@ class Attention:
             scores.masked_fill_(~self.mask[rows, :columns], -math.inf)
         if self.causal:  # keys before the first of the rows are seen by all of them
             recent = scores[..., rows.start :]
-            recent.masked_fill_(
-                torch.ones(recent.shape[-2:], dtype=torch.bool, device=recent.device).triu_(1),
-                -math.inf,
-            )
+            ones = torch.ones(recent.shape[-2:], dtype=torch.bool, device=recent.device)
+            recent.masked_fill_(ones.triu_(1), -math.inf)
         return scores
 
     def row_weights(self, queries: Tensor, keys: Tensor, rows: slice) -> Tensor:
-        """Softmax weights P of the given rows; ``keys`` may be cut after the last key that they see."""
+        """Weights P of the given rows; ``keys`` may be cut after the last one that they see."""
         return torch.softmax(self.mask_scores_(queries[..., rows, :] @ keys.mT, rows), dim=-1)
 
     def check_input(self, X: Tensor) -> Tensor:
         """Return X if this layer can take it, else raise."""
         check_tokens(X, self.d)
         check_same_kind("X", X, self.query, "the attention's weights")
+        n = X.shape[-2]
         for name in ("mask", "log_weights"):
             tensor = getattr(self, name)
-            if tensor is not None and tensor.shape[0] != X.shape[-2]:
-                raise ValueError(
-                    f"X: expected {tensor.shape[0]} tokens as {name} has, got {X.shape[-2]}"
-                )
+            if tensor is not None and len(tensor) != n:
+                raise ValueError(f"X: expected {len(tensor)} tokens as {name} has, got {n}")
         return X
 
     def weights(self, X: Tensor) -> Tensor:
-        """Attention weights P, shape (…, heads, n, n); each row sums to one.
-
-        Raises
-        ------
-        ValueError
-            If X does not fit, or is so large that its scores overflow.
-
-        Examples
-        --------
-        >>> import torch
-        >>> Attention.from_matrices(torch.zeros(1, 1), torch.ones(1, 1), causal=True).weights(torch.ones(2, 1))
-        tensor([[[1.0000, 0.0000],
-                 [0.5000, 0.5000]]])
-        """
+        """Attention weights P, shape (…, heads, n, n); each row sums to one."""
         queries, keys, _ = self.project(self.check_input(X))
         check_scores(queries, keys)
         return self.row_weights(queries, keys, slice(0, X.shape[-2]))
@@ -416,9 +346,8 @@ class Attention:
         """f(X), shape (…, n, output_dim), for X of shape (…, n, d). Differentiable in X."""
         queries, keys, values = self.project(self.check_input(X))
         check_scores(queries, keys)
-        return self.join_heads(
-            self.row_weights(queries, keys, slice(0, X.shape[-2])) @ values, bias=True
-        )
+        P = self.row_weights(queries, keys, slice(0, X.shape[-2]))
+        return self.join_heads(P @ values, bias=True)
 
     def join_heads(self, per_head: Tensor, *, bias: bool = False) -> Tensor:
         """(…, heads, n, p) → (…, n, output_dim): concatenate the heads, then project."""
@@ -427,71 +356,31 @@ class Attention:
             joined = joined @ self.output.mT
         return joined + self.output_bias if bias and self.output_bias is not None else joined
 
-    def jacobian(self, X: Tensor):
-        """The Jacobian of this layer at X as a linear operator: :class:`lipcore.jacobian.AttentionJacobian`.
-
-        For few tokens it is the :class:`lipcore.jacobian.ShortAttentionJacobian`, with the same products.
-        """
-        from lipcore.jacobian import AttentionJacobian, ShortAttentionJacobian
-
-        short = isinstance(X, Tensor) and X.ndim > 1 and ShortAttentionJacobian.pays(self, X)
-        return (ShortAttentionJacobian if short else AttentionJacobian)(self, X)
+    def jacobian(self, X: Tensor) -> AttentionJacobian:
+        """Jacobian at X, a linear operator: :class:`lipcore.jacobian.AttentionJacobian`."""
+        return AttentionJacobian(self, X)
 
 
-def _per_head(X: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def rotate(vectors: Tensor, angles: Tensor) -> Tensor:
+    r"""Rotate the plane (r, r + k/2) of each vector by ``angles[…, r]``: the rotary position map.
+
+    An isometry of each vector of ``vectors`` (…, n, k), undone by ``-angles``, of shape (n, k/2).
+    """
+    first, second = vectors.chunk(2, dim=-1)
+    cos = angles.cos()
+    sin = angles.sin()
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def _per_head(X: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """X (…, n, d) through weight (heads, k, d) as one product: (…, heads, n, k)."""
     projected = (X @ weight.flatten(0, 1).mT).unflatten(-1, weight.shape[:2]).transpose(-3, -2)
     return projected if bias is None else projected + bias[:, None, :]
 
 
 def _frame(matrix: Tensor) -> Tensor:
-    """Orthonormal columns (rows, min(shape)) that span the columns of a matrix; the identity if they are all."""
+    """Orthonormal columns that span the columns of a matrix; the identity where they span all."""
     rows, columns = matrix.shape
     if columns >= rows:
         return torch.eye(rows, dtype=matrix.dtype, device=matrix.device)
     return torch.linalg.qr(matrix).Q
-
-
-def check_scores(queries: Tensor, keys: Tensor) -> None:
-    """Refuse scores that may overflow (Cauchy–Schwarz): their softmax would be NaN."""
-    largest = queries.detach().norm(dim=-1).amax() * keys.detach().norm(dim=-1).amax()
-    if not bool(torch.isfinite(largest)):
-        raise ValueError(
-            f"X: expected tokens whose scores are finite in {queries.dtype}, got scores that overflow"
-        )
-
-
-def attention_map(X: Tensor, A: Tensor, V: Tensor, *, causal: bool = False) -> Tensor:
-    r"""Single-head self-attention in the notation of the theory.
-
-    .. math:: f(X)_i = V \sum_j P_{ij} x_j, \qquad P_{i\cdot} = \mathrm{softmax}_j\big((Ax_i)\cdot x_j\big)
-
-    Parameters
-    ----------
-    X : Tensor, shape (…, n, d)
-    A : Tensor, shape (d, d)
-    V : Tensor, shape (p, d)
-    causal : bool
-        Whether token i sees only the tokens j ≤ i: the masked map :math:`f^m`.
-
-    Returns
-    -------
-    Tensor, shape (…, n, p)
-
-    Raises
-    ------
-    ValueError, TypeError
-        For shapes that do not fit, non-finite entries, no token, or a dtype other than float32 and float64.
-
-    Notes
-    -----
-    Castin, Ablin & Peyré (2024); theory §0.
-
-    Examples
-    --------
-    >>> import torch
-    >>> attention_map(torch.tensor([[0.0], [2.0]]), torch.zeros(1, 1), torch.ones(1, 1), causal=True)
-    tensor([[0.],
-            [1.]])
-    """
-    return Attention.from_matrices(A, V, causal=causal)(X)

@@ -1,35 +1,37 @@
-"""The Jacobian of attention as a linear operator, in three terms; and of any differentiable map, by autodiff."""
+"""Jacobians as linear operators: attention's in three terms, any differentiable map's by autodiff.
+
+An operator is known by its products with arrays of tokens, (*batch, n, d); each member of the batch
+has its own Jacobian. Arguments that do not fit raise a ValueError or a TypeError.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import math
 import threading
-import warnings
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lipcore._checks import check_same_kind, check_tokens
-from lipcore.attention import Attention, check_scores, rotate
+from lipcore._checks import check_same_kind, check_scores, check_tokens
 
-#: Attention weights are stored up to this many bytes, and worked out anew tile by tile beyond.
+if TYPE_CHECKING:
+    from lipcore.attention import Attention
+
+#: Attention weights are stored up to this many bytes; beyond, every product works them out anew.
 WEIGHTS_BYTES = 2**28
-#: Bytes of one tile of attention weights: it should stay in the cache between the products that use it.
+#: Bytes of one tile of attention weights: it should stay in the cache between its products.
 TILE_BYTES = 2**22
 #: The same on an accelerator, which wants few large products instead.
 ACCELERATOR_TILE_BYTES = 2**26
-#: The same for the rows of a :class:`ShortAttentionJacobian`.
-ROWS_BYTES = 2**22
 #: Rows of a tile at least, where n allows: thinner matrix products waste the machine.
 TILE_ROWS = 64
-_AUTODIFF = (
-    threading.RLock()
-)  # forward mode and the choice of kernels belong to the process: one thread at a time
+# Forward mode and the choice of kernels belong to the process: one thread at a time.
+_AUTODIFF = threading.RLock()
 
 
 class LinearOperator:
@@ -37,11 +39,10 @@ class LinearOperator:
 
     Attributes
     ----------
-    batch_shape : tuple of int
-    input_shape, output_shape : tuple of int
-        Shapes of one input and one output, without the batch.
-    dtype, device
-        Of the inputs and outputs.
+    batch_shape, input_shape, output_shape : tuple of int
+        Shapes of the batch, and of one input and one output without it.
+    uses_autodiff : bool
+        Whether products need PyTorch's autodiff, and so cannot run in its inference mode.
     """
 
     batch_shape: tuple[int, ...]
@@ -49,6 +50,7 @@ class LinearOperator:
     output_shape: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
+    uses_autodiff: bool = True
 
     def matvec(self, H: Tensor) -> Tensor:
         """J[H]: (*batch, *input_shape) → (*batch, *output_shape). H must be left as it is."""
@@ -69,13 +71,11 @@ class LinearOperator:
         return _Transposed(self)
 
     def dense(self) -> Tensor:
-        """The matrices, (*batch, rows, columns), one product a column: for tests and small cases only."""
+        """The matrices, (*batch, rows, columns), a product for each column: for small cases."""
         rows, columns = self.shape
         basis = torch.eye(columns, dtype=self.dtype, device=self.device)
-        images = [
-            self.matvec(e.reshape(self.input_shape).expand(*self.batch_shape, *self.input_shape))
-            for e in basis
-        ]
+        shape = (*self.batch_shape, *self.input_shape)
+        images = [self.matvec(e.reshape(self.input_shape).expand(shape)) for e in basis]
         return torch.stack([image.reshape(*self.batch_shape, rows) for image in images], dim=-1)
 
     def _check(self, name: str, tensor: Tensor, event_shape: tuple[int, ...]) -> Tensor:
@@ -85,18 +85,18 @@ class LinearOperator:
         if tuple(tensor.shape) != expected:
             raise ValueError(f"{name}: expected shape {expected}, got {tuple(tensor.shape)}")
         if tensor.dtype != self.dtype or tensor.device != self.device:
-            raise TypeError(
-                f"{name}: expected {self.dtype} on {self.device}, got {tensor.dtype} on {tensor.device}"
-            )
+            got = f"{tensor.dtype} on {tensor.device}"
+            raise TypeError(f"{name}: expected {self.dtype} on {self.device}, got {got}")
         return tensor
 
 
 class _Transposed(LinearOperator):
     def __init__(self, operator: LinearOperator) -> None:
         self.operator = operator
-        self.batch_shape = operator.batch_shape
-        self.input_shape, self.output_shape = operator.output_shape, operator.input_shape
-        self.dtype, self.device = operator.dtype, operator.device
+        self.input_shape = operator.output_shape
+        self.output_shape = operator.input_shape
+        for name in ("batch_shape", "dtype", "device", "uses_autodiff"):
+            setattr(self, name, getattr(operator, name))
 
     def matvec(self, H: Tensor) -> Tensor:
         return self.operator.rmatvec(H)
@@ -110,20 +110,17 @@ class _Transposed(LinearOperator):
 
 
 class MatrixOperator(LinearOperator):
-    """A batch of matrices, shape (*batch, rows, columns), as an operator.
+    """A batch of matrices, shape (*batch, rows, columns), as an operator."""
 
-    Examples
-    --------
-    >>> import torch
-    >>> MatrixOperator(torch.tensor([[1.0, 2.0]])).matvec(torch.tensor([1.0, 1.0]))
-    tensor([3.])
-    """
+    uses_autodiff = False
 
     def __init__(self, matrix: Tensor) -> None:
         self.matrix = check_tokens(matrix, name="matrix")
         self.batch_shape = tuple(matrix.shape[:-2])
-        self.output_shape, self.input_shape = (matrix.shape[-2],), (matrix.shape[-1],)
-        self.dtype, self.device = matrix.dtype, matrix.device
+        self.input_shape = (matrix.shape[-1],)
+        self.output_shape = (matrix.shape[-2],)
+        self.dtype = matrix.dtype
+        self.device = matrix.device
 
     def matvec(self, H: Tensor) -> Tensor:
         """Matrix times vector."""
@@ -135,31 +132,27 @@ class MatrixOperator(LinearOperator):
 
 
 class AttentionJacobian(LinearOperator):
-    r"""The Jacobian of :class:`~lipcore.attention.Attention` at X, never formed as a matrix (theory §1).
+    r"""Jacobian of :class:`~lipcore.attention.Attention` at X (:prf:ref:`thm-jacobian`).
 
-    With :math:`m_i = \sum_j P_{ij} x_j`, :math:`C_i = \sum_j P_{ij}(x_j - m_i)(x_j - m_i)^\top`, for one head,
+    With :math:`m_i = \sum_j P_{ij} x_j`, :math:`C_i = \sum_j P_{ij}(x_j - m_i)(x_j - m_i)^\top`,
+    for one head,
 
     .. math:: (D_X f[H])_i = V\Big( \underbrace{\textstyle\sum_j P_{ij} h_j}_{\text{mixing}}
-        + \underbrace{C_i A h_i}_{\text{own query}}
-        + \underbrace{\textstyle\sum_j P_{ij} (x_j - m_i)\,(A x_i + c)\cdot h_j}_{\text{others' keys}} \Big).
+        + \underbrace{C_i A h_i}_{\text{own query}} + \underbrace{\textstyle\sum_j
+        P_{ij} (x_j - m_i)\,(A x_i + c)\cdot h_j}_{\text{others' keys}} \Big).
 
-    It is applied in the space of queries, keys and values: with :math:`S_{ij} = \dot q_i\cdot k_j + q_i\cdot\dot k_j`,
-    the last two terms are :math:`\sum_j P_{ij} (S_{ij} - \bar s_i) v_j`, with :math:`\bar s_i` the mean of
-    :math:`S_i` under P_i. P is visited in tiles (a few heads, some rows): a product costs little more than its matrix
-    products of size n × n × k.
+    It is applied in the space of queries, keys and values. The tangent of the scores is
+    :math:`S_{ij} = \dot q_i\cdot k_j + q_i\cdot\dot k_j`, and the last two terms are
+    :math:`\sum_j P_{ij} (S_{ij} - \bar s_i) v_j`, with :math:`\bar s_i` the mean of :math:`S_i`
+    under P_i. P is visited in tiles, a few heads and some rows at a time.
 
     Parameters
     ----------
     attention : Attention
     X : Tensor, shape (…, n, d)
     store : bool, optional
-        Whether to keep P. Left out, P is kept where it is small (``WEIGHTS_BYTES``), else each tile is worked out
-        anew in every product: memory is then linear in n.
-
-    Raises
-    ------
-    ValueError, TypeError
-        If X does not fit the attention.
+        Whether to keep P, as is done where it is small (``WEIGHTS_BYTES``). Else each product works
+        it out anew, tile by tile: memory is then linear in n.
 
     Examples
     --------
@@ -170,221 +163,136 @@ class AttentionJacobian(LinearOperator):
     tensor([1., 1., 1.])
     """
 
+    uses_autodiff = False
+
     @torch.no_grad()
     def __init__(self, attention: Attention, X: Tensor, *, store: bool | None = None) -> None:
-        self.attention = attention
         X = attention.check_input(X).detach()
-        self.batch_shape, self.input_shape = tuple(X.shape[:-2]), (X.shape[-2], attention.d)
-        self.output_shape = (X.shape[-2], attention.output_dim)
-        self.dtype, self.device = X.dtype, X.device
-        self._angles = attention.angles(X.shape[-2])
-        # a "row of heads" for each member of the batch and each head: (batch·heads, n, k | k | p)
+        n = X.shape[-2]
+        self.attention = attention
+        self.batch_shape = tuple(X.shape[:-2])
+        self.input_shape = (n, attention.d)
+        self.output_shape = (n, attention.output_dim)
+        self.dtype = X.dtype
+        self.device = X.device
+        # one block for each member of the batch and each head: (batch·heads, n, k | k | p)
         projected = attention.project(X, value_bias=False)
         self._q, self._k, self._v = (part.flatten(0, -3).contiguous() for part in projected)
         check_scores(self._q, self._k)
+        # q̇ = H Q', k̇ = H K', v̇ = H V' with these, (heads·k | heads·k | heads·p, d)
+        weights = (attention.scale * attention.query, attention.key, attention.value)
+        self._projections = [weight.flatten(0, 1) for weight in weights]
+        blocks = len(self._q)
         if store is None:
-            store = len(self._q) * X.shape[-2] ** 2 * self.dtype.itemsize <= WEIGHTS_BYTES
-        self._cuts, self._weights = self._cut(), None
-        self._heaviest = torch.empty(
-            *self._v.shape[:2], 1, dtype=torch.long, device=self.device
-        )  # argmax_j P_ij
-        kept = []
-        for heads, rows, _, P, _ in self._tiles():
+            store = blocks * n * n * self.dtype.itemsize <= WEIGHTS_BYTES
+        self._cuts = cut_into_tiles(blocks, n, X.element_size(), X.device.type, attention.causal)
+        self._P = None
+        self._heaviest = self._q.new_empty(blocks, n, 1, dtype=torch.long)  # argmax_j P_ij
+        tiles = []
+        for heads, rows, _, P, _, _ in self._tiles():
             self._heaviest[heads, rows] = P.argmax(-1, keepdim=True)
             if store:
-                kept.append(P.clone())
-        self._weights = kept if store else None  # the tiles of P
+                tiles.append(P.clone())
+        if store:
+            self._P = tiles
+            self._use_few_tokens()
 
-    def _cut(self) -> list[tuple[slice, slice, slice]]:
-        """Tiles (heads, rows, seen), the last rows first; ``seen`` are all the keys that these rows can see."""
-        count, n = self._q.shape[:2]
-        entries = (
-            TILE_BYTES if self.device.type == "cpu" else ACCELERATOR_TILE_BYTES
-        ) // self.dtype.itemsize
-        rows_at_once = min(n, max(TILE_ROWS, entries // n))
-        if (
-            self.attention.causal
-        ):  # a tile reaches to the last key that its rows see: tall ones visit what is masked
-            rows_at_once = min(rows_at_once, max(4 * TILE_ROWS, n // 8))
-        heads_at_once = min(count, max(1, entries // (rows_at_once * n)))
-        cuts = []
-        for first, start in itertools.product(
-            range(0, count, heads_at_once), reversed(range(0, n, rows_at_once))
-        ):
-            heads, rows = (
-                slice(first, min(first + heads_at_once, count)),
-                slice(start, min(start + rows_at_once, n)),
-            )
-            cuts.append((heads, rows, slice(0, rows.stop if self.attention.causal else n)))
-        return cuts
+    def _use_few_tokens(self) -> None:
+        """Where n is small, keep of a query or key only what the scores need: n products, not k."""
+        heads, k, d = self.attention.query.shape
+        blocks, n = self._q.shape[:2]
+        stays_in_cache = 2 * blocks * n * d * self.dtype.itemsize <= TILE_BYTES
+        if 4 * n > k or not stays_in_cache or self.attention.rotary is not None:
+            return
+        queries, keys = (x.unflatten(0, (*self.batch_shape, heads)) for x in (self._q, self._k))
+        Q, K = (W.unflatten(0, (heads, k)) for W in self._projections[:2])
+        own = torch.einsum("...hjk,hkd->...hjd", keys, Q)  # Aᵀx_j: q̇_i·k_j is its product with h_i
+        others = torch.einsum("...hik,hkd->...hid", queries, K)  # A x_i + c, for q_i·k̇_j
+        self._projections[:2] = own.flatten(-3, -2), others.flatten(-3, -2)
+        self._q = self._k = torch.eye(n, dtype=self.dtype, device=self.device).expand(blocks, n, n)
 
-    def _tiles(self) -> Iterator[tuple[slice, slice, slice, Tensor, list[Tensor]]]:
-        """Yield (heads, rows, seen, P[heads, rows, seen], two scratches of the same shape).
+    def _tiles(self) -> Iterator[tuple[slice, slice, slice, Tensor, Tensor, Tensor]]:
+        """Yield (heads, rows, seen, P[heads, rows, seen], and two scratches of its shape).
 
-        The scratch is the same memory every time: fresh memory would cost more than what is worked out in it.
+        The scratch is the same memory for every tile: fresh memory would cost more than its use.
         """
-        shapes = [tuple(part.stop - part.start for part in cut) for cut in self._cuts]
-        stored = self._weights is not None
-        buffers = self._q.new_empty(2 if stored else 3, max(map(math.prod, shapes)))
-        for index, ((heads, rows, seen), shape) in enumerate(zip(self._cuts, shapes, strict=True)):
-            *scratch, P = buffers[:, : math.prod(shape)].view(-1, *shape).unbind()
-            if stored:
-                scratch, P = [*scratch, P], self._weights[index]
+        shapes = [[part.stop - part.start for part in cut] for cut in self._cuts]
+        memory = self._q.new_empty(3, max(math.prod(shape) for shape in shapes))
+        for index, (heads, rows, seen) in enumerate(self._cuts):
+            shape = shapes[index]
+            S, dP, P = memory[:, : math.prod(shape)].view(3, *shape)
+            if self._P is not None:
+                P = self._P[index]
             else:
-                scores = torch.bmm(self._q[heads, rows], self._k[heads, seen].mT, out=scratch[0])
-                torch.softmax(self.attention.mask_scores_(scores, rows), dim=-1, out=P)
-                self._flush(P)
-            yield heads, rows, seen, P, scratch
-
-    def _flush(self, P: Tensor) -> Tensor:
-        """Put zero for weights far below rounding: in products they become subnormal, ten times slower to work with."""
-        return torch.threshold_(P, math.sqrt(torch.finfo(self.dtype).tiny), 0.0)
+                torch.bmm(self._q[heads, rows], self._k[heads, seen].mT, out=S)
+                torch.softmax(self.attention.mask_scores_(S, rows), dim=-1, out=P)
+                # far below rounding, products would become subnormal, ten times slower to work with
+                torch.threshold_(P, math.sqrt(torch.finfo(self.dtype).tiny), 0.0)
+            yield heads, rows, seen, P, S, dP
 
     @torch.no_grad()
     def matvec(self, H: Tensor) -> Tensor:
         """D_X f[H], shape (…, n, output_dim)."""
-        dq, dk, dv = self._tangents(self._check("H", H, self.input_shape))
+        self._check("H", H, self.input_shape)
+        dq, dk, dv = (self._split(H @ W.mT) for W in self._projections)
+        dq = self.attention.rotated(dq)
+        dk = self.attention.rotated(dk)
         out = torch.empty_like(self._v)
-        for heads, rows, seen, P, (S, dP) in self._tiles():
+        for heads, rows, seen, P, S, dP in self._tiles():
             torch.bmm(dq[heads, rows], self._k[heads, seen].mT, out=S)  # own query q̇·k
             S.baddbmm_(self._q[heads, rows], dk[heads, seen].mT)  # others' keys q·k̇
             self._softmax_tangent(P, S, self._heaviest[heads, rows], out=dP)
             tile = torch.bmm(dP, self._v[heads, seen], out=out[heads, rows])
             tile.baddbmm_(P, dv[heads, seen])  # mixing
-        return self.attention.join_heads(
-            out.unflatten(0, (*self.batch_shape, self.attention.heads))
-        )
+        return self.attention.join_heads(out.unflatten(0, (*self.batch_shape, -1)))
 
     @torch.no_grad()
     def rmatvec(self, G: Tensor) -> Tensor:
-        """(D_X f)ᵀ[G], shape (…, n, d): each term of :meth:`matvec` turned round."""
-        g = self._split_heads(self._check("G", G, self.output_shape))
-        dq, dk, dv = torch.empty_like(self._q), torch.empty_like(self._k), torch.empty_like(self._v)
-        for heads, rows, seen, P, (S, dP) in self._tiles():
-            add = float(
-                rows.stop < g.shape[1]
-            )  # the first tile sees all keys, and the others are added to it
+        """(D_X f)ᵀ[G], shape (…, n, d): each step of :meth:`matvec` transposed."""
+        self._check("G", G, self.output_shape)
+        output = self.attention.output
+        g = self._split(G if output is None else G @ output)
+        dq, dk, dv = (torch.empty_like(part) for part in (self._q, self._k, self._v))
+        for heads, rows, seen, P, S, dP in self._tiles():
+            # the first tile of these heads sees all their keys, and the others are added to it
+            add = float(rows.stop < g.shape[1])
             dv[heads, seen].baddbmm_(P.mT, g[heads, rows], beta=add)  # mixing
             torch.bmm(g[heads, rows], self._v[heads, seen].mT, out=S)
             self._softmax_tangent(P, S, self._heaviest[heads, rows], out=dP)
             torch.bmm(dP, self._k[heads, seen], out=dq[heads, rows])  # own query
             dk[heads, seen].baddbmm_(dP.mT, self._q[heads, rows], beta=add)  # others' keys
-        return self._pull_back(dq, dk, dv)
+        dq = self.attention.rotated(dq, back=True)
+        dk = self.attention.rotated(dk, back=True)
+        parts = zip((dq, dk, dv), self._projections, strict=True)
+        return sum(self._joined(part) @ W for part, W in parts)
 
     @staticmethod
-    def _softmax_tangent(
-        P: Tensor, S: Tensor, heaviest: Tensor, *, out: Tensor | None = None
-    ) -> Tensor:
-        """P_ij (S_ij − s̄_i), with s̄_i the mean of S_i under P_i: the derivative of softmax, symmetric. S is changed."""
-        S -= S.gather(-1, heaviest)  # from the heaviest key: settled rows lose no digits
-        return torch._softmax_backward_data(S, P, -1, S.dtype, grad_input=out)
+    def _softmax_tangent(P: Tensor, S: Tensor, heaviest: Tensor, *, out: Tensor) -> None:
+        """P_ij (S_ij − s̄_i): the derivative of softmax, a symmetric map. S is changed."""
+        S -= S.gather(-1, heaviest)  # relative to the heaviest key: settled rows lose no digits
+        torch._softmax_backward_data(S, P, -1, S.dtype, grad_input=out)
 
-    @functools.cached_property
-    def _projection(self) -> Tensor:
-        """The three projections as one, (heads, 2k + p, d)."""
-        attention = self.attention
-        return torch.cat([attention.scale * attention.query, attention.key, attention.value], dim=1)
-
-    def _tangents(self, H: Tensor) -> tuple[Tensor, ...]:
-        """Tangents of queries, keys and values along H: (batch·heads, n, k | k | p)."""
-        k, p = self._q.shape[-1], self._v.shape[-1]
-        dq, dk, dv = self._per_head(H @ self._projection.flatten(0, 1).mT).split([k, k, p], dim=-1)
-        if self._angles is not None:
-            dq, dk = rotate(dq, self._angles), rotate(dk, self._angles)
-        return dq, dk, dv
-
-    def _pull_back(self, dq: Tensor, dk: Tensor, dv: Tensor) -> Tensor:
-        """Transpose of :meth:`_tangents`."""
-        if self._angles is not None:
-            dq, dk = rotate(dq, -self._angles), rotate(dk, -self._angles)
-        heads = (*self.batch_shape, self.attention.heads)
-        moved = torch.cat([x.unflatten(0, heads).transpose(-3, -2) for x in (dq, dk, dv)], dim=-1)
-        return moved.flatten(-2) @ self._projection.flatten(0, 1)
-
-    def _split_heads(self, G: Tensor) -> Tensor:
-        """Transpose of :meth:`Attention.join_heads`: (…, n, output_dim) → (batch·heads, n, p)."""
-        if self.attention.output is not None:
-            G = G @ self.attention.output
-        return self._per_head(G)
-
-    def _per_head(self, tokens: Tensor) -> Tensor:
+    def _split(self, tokens: Tensor) -> Tensor:
         """(…, n, heads·p) → (batch·heads, n, p)."""
         return tokens.unflatten(-1, (self.attention.heads, -1)).transpose(-3, -2).flatten(0, -3)
 
+    def _joined(self, blocks: Tensor) -> Tensor:
+        """(batch·heads, n, p) → (…, n, heads·p)."""
+        return blocks.unflatten(0, (*self.batch_shape, -1)).transpose(-3, -2).flatten(-2)
 
-class ShortAttentionJacobian(AttentionJacobian):
-    r"""The same for few tokens, whose scores are small beside their keys: S comes from H directly.
 
-    With the rows :math:`A^\top x_j` and :math:`A x_i + c` of the theory, kept for every token and head,
-    :math:`S_{ij} = A^\top x_j\cdot h_i + (A x_i + c)\cdot h_j`: one product with 2n vectors a head in the place of two
-    with the weights, and no tangents of queries and keys.
-
-    Raises
-    ------
-    ValueError
-        If the attention has rotary positions: A is then another matrix for each two positions.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from lipcore import Attention
-    >>> f, X = Attention.from_matrices(torch.ones(1, 1), torch.eye(1)), torch.tensor([[1.0], [-1.0]])
-    >>> H = torch.tensor([[1.0], [0.0]])
-    >>> bool((ShortAttentionJacobian(f, X).matvec(H) - AttentionJacobian(f, X).matvec(H)).abs().max() < 1e-6)
-    True
-    """
-
-    @torch.no_grad()
-    def __init__(self, attention: Attention, X: Tensor) -> None:
-        if attention.rotary is not None:
-            raise ValueError("attention: expected one without rotary positions")
-        super().__init__(attention, X, store=True)
-        q, k = (x.unflatten(0, (-1, attention.heads)) for x in (self._q, self._k))
-        # Aᵀx_j and A x_i + c, (batch, heads·n, d) each
-        self._own = torch.einsum("bhjk,hkd->bhjd", attention.scale * k, attention.query).flatten(
-            1, 2
-        )
-        self._others = torch.einsum("bhik,hkd->bhid", q, attention.key).flatten(1, 2)
-        self._value, self._P = attention.value.flatten(0, 1), torch.cat(self._weights)
-
-    @staticmethod
-    def pays(attention: Attention, X: Tensor) -> bool:
-        """Whether the rows are few beside the weights, and small enough to stay in the cache between products."""
-        n, k = X.shape[-2], attention.query.shape[1]
-        rows = math.prod(X.shape[:-2]) * 2 * attention.heads * n
-        return (
-            attention.rotary is None
-            and 4 * n <= k
-            and rows * attention.d * X.dtype.itemsize <= ROWS_BYTES
-        )
-
-    @torch.no_grad()
-    def matvec(self, H: Tensor) -> Tensor:
-        """D_X f[H], shape (…, n, output_dim)."""
-        H = self._check("H", H, self.input_shape).reshape(-1, *self.input_shape)
-        own, others = (
-            torch.bmm(H, rows.mT).unflatten(2, (self.attention.heads, -1))
-            for rows in (self._own, self._others)
-        )
-        S = own.transpose(1, 2) + others.permute(0, 2, 3, 1)  # own query q̇·k, others' keys q·k̇
-        out = torch.bmm(self._softmax_tangent(self._P, S.flatten(0, 1), self._heaviest), self._v)
-        out.baddbmm_(self._P, self._per_head(H @ self._value.mT))  # mixing
-        return self.attention.join_heads(
-            out.unflatten(0, (*self.batch_shape, self.attention.heads))
-        )
-
-    @torch.no_grad()
-    def rmatvec(self, G: Tensor) -> Tensor:
-        """(D_X f)ᵀ[G], shape (…, n, d): each term of :meth:`matvec` turned round."""
-        g = self._split_heads(self._check("G", G, self.output_shape))
-        S = self._softmax_tangent(self._P, torch.bmm(g, self._v.mT), self._heaviest)
-        S = S.unflatten(0, (-1, self.attention.heads))
-        dv = torch.bmm(self._P.mT, g).unflatten(0, S.shape[:2]).transpose(1, 2).flatten(2)  # mixing
-        H = dv @ self._value
-        H.baddbmm_(S.transpose(1, 2).flatten(2), self._own).baddbmm_(
-            S.flatten(1, 2).mT, self._others
-        )
-        return H.reshape(*self.batch_shape, *self.input_shape)
+def cut_into_tiles(
+    blocks: int, n: int, itemsize: int, device: str = "cpu", causal: bool = False
+) -> list[tuple[slice, slice, slice]]:
+    """Cut P (blocks, n, n) into tiles (heads, rows, all keys that they see), last rows first."""
+    entries = (TILE_BYTES if device == "cpu" else ACCELERATOR_TILE_BYTES) // itemsize
+    height = min(n, max(TILE_ROWS, entries // n))
+    if causal:  # a tile reaches to the last key that its rows see: tall ones visit what is masked
+        height = min(height, max(4 * TILE_ROWS, n // 8))
+    width = min(blocks, max(1, entries // (height * n)))
+    heads = [slice(first, min(first + width, blocks)) for first in range(0, blocks, width)]
+    rows = [slice(first, min(first + height, n)) for first in reversed(range(0, n, height))]
+    return [(h, r, slice(0, r.stop if causal else n)) for h, r in itertools.product(heads, rows)]
 
 
 class AutogradJacobian(LinearOperator):
@@ -393,19 +301,11 @@ class AutogradJacobian(LinearOperator):
     Parameters
     ----------
     fn : callable
-        Maps (…, n, d) to (…, …): everything before the last two dimensions of X is a batch, whose members must not
-        influence one another. A module must be in evaluation mode.
+        Maps (…, n, d) to (…, …): everything before the last two dimensions of X is a batch, whose
+        members must not influence one another. A module must be in evaluation mode, and two calls
+        must agree. Fused attention runs as PyTorch's mathematical kernel, which has derivatives;
+        where PyTorch has none of an operation, a product raises a NotImplementedError.
     X : Tensor, shape (…, n, d)
-
-    Raises
-    ------
-    ValueError
-        If the module trains, if two calls differ (dropout), or if the output does not keep the batch.
-
-    Notes
-    -----
-    Fused attention has no forward-mode derivative on every device: the map is run with PyTorch's mathematical
-    kernel, which has one.
 
     Examples
     --------
@@ -417,7 +317,7 @@ class AutogradJacobian(LinearOperator):
     def __init__(self, fn: Callable[[Tensor], Tensor], X: Tensor) -> None:
         if not callable(fn):
             raise TypeError(f"fn: expected a callable, got {type(fn).__name__}")
-        X = check_tokens(X)
+        check_tokens(X)
         _refuse_training(fn)
         self._fn = fn
         with _autodiff(), torch.no_grad():
@@ -425,13 +325,14 @@ class AutogradJacobian(LinearOperator):
             value = self._call(self._X)
             self._check_output(value)
             if not torch.equal(value, self._call(self._X)):
-                raise ValueError(
-                    "fn: expected the same output at the same X, got two: call .eval() if it has dropout"
-                )
-        self.batch_shape, self.input_shape = tuple(X.shape[:-2]), tuple(X.shape[-2:])
+                cure = "call .eval() if it has dropout"
+                raise ValueError(f"fn: expected the same output at the same X, got two: {cure}")
+        self.batch_shape = tuple(X.shape[:-2])
+        self.input_shape = tuple(X.shape[-2:])
         self.output_shape = tuple(value.shape[len(self.batch_shape) :])
-        self.dtype, self.device = X.dtype, X.device
-        self._push = self._pull = None
+        self.dtype = X.dtype
+        self.device = X.device
+        self._pull = None
 
     def _call(self, X: Tensor) -> Tensor:
         with sdpa_kernel(SDPBackend.MATH):
@@ -439,37 +340,22 @@ class AutogradJacobian(LinearOperator):
 
     def _check_output(self, value: object) -> None:
         if not isinstance(value, Tensor):
-            raise TypeError(
-                f"fn: expected a map that returns a tensor, got {type(value).__name__}: "
-                "wrap it, for example lambda X: module(X)[0]"
-            )
+            got = f"{type(value).__name__}: wrap it, for example lambda X: module(X)[0]"
+            raise TypeError(f"fn: expected a map that returns a tensor, got {got}")
         check_same_kind("fn(X)", value, self._X, "X")
-        batch = self._X.shape[:-2]
-        if value.shape[: len(batch)] != batch:
-            raise ValueError(
-                f"fn: expected an output that begins with the batch {tuple(batch)}, got shape {tuple(value.shape)}"
-            )
+        batch = tuple(self._X.shape[:-2])
+        shape = tuple(value.shape)
+        if shape[: len(batch)] != batch:
+            expected = f"an output that begins with the batch {batch}"
+            raise ValueError(f"fn: expected {expected}, got shape {shape}")
         if not bool(torch.isfinite(value).all()):
             raise ValueError("fn: expected a finite output at X, got NaN or infinity")
 
     def matvec(self, H: Tensor) -> Tensor:
-        """J[H], by forward mode (the tangent map is traced once)."""
+        """J[H], by forward mode; traced once it would be quicker, but wrong for code in place."""
         self._check("H", H, self.input_shape)
-        if self._push is None:
-            self._push = _explained(self._trace_push)
-        return _explained(
-            lambda: self._push(H.clone())
-        )  # clones, for tensors made in inference mode
-
-    def _trace_push(self) -> Callable[[Tensor], Tensor]:
-        try:  # traced once, the tangent map costs half of a jvp
-            with warnings.catch_warnings():  # PyTorch warns of its own constant folding
-                warnings.filterwarnings("ignore", message="Attempted to insert a get_attr Node")
-                return torch.func.linearize(self._call, self._X)[1]
-        except RuntimeError:  # a map that looks at values (checks, branches) cannot be traced
-            return lambda H: torch.func.jvp(self._call, (self._X,), (H,))[
-                1
-            ]  # [0] would be the primal f(X)
+        tangent = (H.clone(),)  # H may come from inference mode
+        return _explained(lambda: torch.func.jvp(self._call, (self._X,), tangent))[1]  # [0] is f(X)
 
     def rmatvec(self, G: Tensor) -> Tensor:
         """Jᵀ[G], by reverse mode."""
@@ -489,10 +375,8 @@ def _autodiff() -> Iterator[None]:
 def _refuse_training(fn: Callable) -> None:
     module = fn if isinstance(fn, nn.Module) else getattr(fn, "__self__", None)
     if isinstance(module, nn.Module) and any(part.training for part in module.modules()):
-        raise ValueError(
-            f"fn: expected a module in evaluation mode, got {type(module).__name__} in training mode: "
-            "call .eval() first"
-        )
+        got = f"{type(module).__name__} in training mode: call .eval() first"
+        raise ValueError(f"fn: expected a module in evaluation mode, got {got}")
 
 
 def _explained(compute: Callable):
@@ -502,7 +386,6 @@ def _explained(compute: Callable):
             return compute()
     except (NotImplementedError, RuntimeError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise NotImplementedError(
-            f"fn: automatic differentiation has no rule for an operation in it ({reason[:200]}): use explicit softmax "
-            "(for transformers models, attn_implementation='eager')"
-        ) from error
+        cure = "use explicit softmax (for transformers models, attn_implementation='eager')"
+        what = f"automatic differentiation has no rule for an operation in it ({reason[:200]})"
+        raise NotImplementedError(f"fn: {what}: {cure}") from error

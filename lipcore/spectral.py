@@ -1,15 +1,16 @@
 r"""The largest singular value of a batch of linear operators, with a certificate.
 
-Golub–Kahan–Lanczos bidiagonalisation builds orthonormal bases :math:`V_k`, :math:`U_k` with :math:`J V_k = U_k B_k`
-from products with J and Jᵀ alone, so that :math:`V_k^\top J^\top J V_k = B_k^\top B_k = T_k`. The largest singular
-value θ of the small matrix :math:`B_k` is a lower bound of :math:`\sigma_{\max}(J)`, and the numbers that the
-iteration leaves behind bound :math:`\sigma_{\max}` from above.
+Golub–Kahan–Lanczos bidiagonalisation (:prf:ref:`prop-gkl`) builds orthonormal bases :math:`V_k`,
+:math:`U_k` with :math:`J V_k = U_k B_k` from products with J and Jᵀ alone. The largest singular
+value :math:`\theta_1` of the small matrix :math:`B_k` is a lower bound of :math:`\sigma_{\max}(J)`,
+and the numbers in it bound :math:`\sigma_{\max}` from above. Options out of range, products that are
+not finite, and what is no operator raise a ValueError or a TypeError.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,19 +19,9 @@ from scipy.special import betaincinv
 from torch import Tensor
 
 from lipcore._checks import check_count, check_number
-from lipcore._drift import Drift
-from lipcore._ritz import has_converged, largest_growth, ritz, steps_to_wait
-from lipcore.jacobian import (
-    AttentionJacobian,
-    AutogradJacobian,
-    LinearOperator,
-    MatrixOperator,
-    ShortAttentionJacobian,
-)
-
-_Parts = dict[str, Tensor]  # of a SpectralNorm
-_BLOCK = 4096  # numbers in one run of a sum
-_FIRST_LOOK = 3  # step of the first certificate; an end of the Krylov space is noticed before
+from lipcore._ritz import has_converged, largest_growth, ritz
+from lipcore.attention import Attention
+from lipcore.jacobian import AutogradJacobian, LinearOperator, MatrixOperator
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,17 +33,17 @@ class SpectralNorm:
     value : Tensor
         The estimate: a lower bound, up to rounding.
     lower, upper : Tensor
-        Bracket: ``lower`` (= ``value``) always holds, ``upper`` with probability ``probability`` over the random
-        start, at every stopping time, or always where a bound was passed in (then ``probability`` is 1).
-    probability : float
-        Probability with which ``upper`` holds.
+        Bracket. ``lower`` (= ``value``) always holds. Without certificate, ``upper`` is infinite.
+    probability : float or None
+        Probability, over the random start, with which ``upper`` holds whenever the iteration
+        stopped: 1 where a bound was passed in, None without a certificate.
     residual : Tensor
         ``‖Jᵀu − σ v‖``: at most this far from ``value`` lies *some* singular value.
     iterations : Tensor of int
         Pairs of products (J and Jᵀ) that each member used.
     converged : Tensor of bool
-        Whether the estimated relative error of ``value`` is at most ``tol``. (Guaranteed, with the probability of
-        ``upper``, is √tol: values that crowd at the top may part by less and go unseen.)
+        Whether the estimated relative error of ``value`` is at most ``tol``; certain, with the
+        probability of ``upper``, is √tol.
     left, right : Tensor
         Unit singular vectors u, v, shaped as outputs and inputs of the operator.
     """
@@ -60,7 +51,7 @@ class SpectralNorm:
     value: Tensor
     lower: Tensor
     upper: Tensor
-    probability: float
+    probability: float | None
     residual: Tensor
     iterations: Tensor
     converged: Tensor
@@ -75,7 +66,7 @@ def spectral_norm(
     tol: float = 1e-4,
     max_iterations: int | None = None,
     generator: torch.Generator | None = None,
-    probability: float = 0.999,
+    probability: float | None = 0.999,
     upper_bound: Tensor | float | None = None,
 ) -> SpectralNorm:
     r"""Largest singular value of every member of a batch of linear operators.
@@ -84,42 +75,35 @@ def spectral_norm(
     ----------
     operator : LinearOperator, or Tensor of shape (…, rows, columns)
     method : {"lanczos", "power"}
-        Golub–Kahan–Lanczos, its right vectors orthogonalised where they need it, or power iteration for comparison.
+        Golub–Kahan–Lanczos, or power iteration for comparison.
     tol : float
-        Relative error of ``value`` at which a member stops. Lanczos estimates that error to second order in the
-        residual, and goes on until, with confidence ``probability``, the error is at most √tol whatever the spectrum.
-        Where many singular values crowd at the top, the estimate can be exceeded, but √tol holds. Power iteration
-        stops when its Rayleigh quotient changes by less than tol, which says less.
+        Relative error of ``value`` at which a member stops, as Lanczos estimates it from the
+        residual (:prf:ref:`thm-residual`). Where many singular values crowd at the top it can be
+        larger, but with confidence ``probability`` it is at most √tol whatever the spectrum. Power
+        iteration stops when its Rayleigh quotient changes by less than tol, which says less.
     max_iterations : int, optional
-        Pairs of products at most; 300 for Lanczos (never more than the smaller dimension needs), 1000 for power
-        iteration.
+        Pairs of products at most; 300 for Lanczos (never more than the smaller dimension needs),
+        1000 for power iteration.
     generator : torch.Generator, optional
-        Source of the random start; a fixed seed if left out. One start serves the whole batch, so that a member's
-        result does not depend on its neighbours. The probability is over this start: it means nothing for an operator
-        that was built knowing it.
-    probability : float
-        Confidence of ``upper``, in (0, 1).
+        Source of the random start, one for the whole batch; a fixed seed if left out. The
+        probability is over this start: it means nothing for an operator that was built knowing it.
+    probability : float, optional
+        Confidence of ``upper``, in (0, 1). With None the iteration stops on its estimate of the
+        error alone, after about half of the products. Then nothing is promised but a lower bound:
+        a larger singular value whose vector is nearly orthogonal to the start is overlooked.
     upper_bound : Tensor or float, optional
-        A bound of σ_max known from elsewhere (say :func:`lipcore.bounds.local_upper`): it becomes ``upper``.
-
-    Returns
-    -------
-    SpectralNorm
-
-    Raises
-    ------
-    ValueError, TypeError
-        For an unknown method, a tolerance or probability out of range, products that are not finite, an
-        ``upper_bound`` below the value found, or something that is no operator.
+        A bound of σ_max known from elsewhere (say :func:`lipcore.bounds.local_upper`): it becomes
+        ``upper``, and the probability 1.
 
     Notes
     -----
-    With N columns, a start uniform on the sphere has :math:`|\langle v_1, z\rangle| \ge s` for the top singular vector
-    z with the stated probability, s a quantile of a Beta law. On that event :math:`\sigma_{\max}` satisfies, after
-    every k, :math:`\prod_i (\sigma^2 - \theta_i^2) \le \prod_j t_j / s`, with :math:`t_j` beside the diagonal of T
-    (van Dorsselaer, Hochstenbach & van der Vorst 2000; Hochstenbach 2013), and
-    :math:`\sigma \le \theta_1 \cosh\big(\mathrm{arcosh}(1/s) / (2k-1)\big)`, which does not look at the spectrum
-    (compare Kuczyński & Woźniakowski 1992; theory §10).
+    With N columns, a start uniform on the sphere has :math:`|\langle v_1, z\rangle| \ge s` for the
+    top singular vector z with the stated probability, s a quantile of a Beta law. On that event
+    :math:`\sigma_{\max}` satisfies, after every k, both
+    :math:`\sigma \le \theta_1 \cosh\big(\mathrm{arcosh}(1/s) / (2k-1)\big)`
+    (:prf:ref:`thm-certificate-a`) and
+    :math:`\prod_i (\sigma^2 - \theta_i^2) \le \prod_j \alpha_j\beta_j / s`
+    (:prf:ref:`thm-certificate-b`); power iteration has :prf:ref:`prop-certificate-power`.
 
     Examples
     --------
@@ -128,61 +112,48 @@ def spectral_norm(
     >>> round(found.value.item(), 6), bool(found.lower <= 3.0 <= found.upper)
     (3.0, True)
     """
-    if isinstance(operator, Tensor):
-        operator = MatrixOperator(operator)
-    if not isinstance(operator, LinearOperator):
-        raise TypeError(
-            f"operator: expected a LinearOperator or a torch.Tensor, got {type(operator).__name__}"
-        )
-    if operator.dtype not in (torch.float32, torch.float64):
-        raise TypeError(f"operator: expected one of float32 or float64, got {operator.dtype}")
-    if generator is not None and not isinstance(generator, torch.Generator):
-        raise TypeError(f"generator: expected a torch.Generator, got {type(generator).__name__}")
+    J = MatrixOperator(operator) if isinstance(operator, Tensor) else operator
+    if not isinstance(J, LinearOperator):
+        got = type(operator).__name__
+        raise TypeError(f"operator: expected a LinearOperator or a torch.Tensor, got {got}")
+    if J.dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"operator: expected one of float32 or float64, got {J.dtype}")
     if method not in ("lanczos", "power"):
         raise ValueError(f"method: expected 'lanczos' or 'power', got {method!r}")
     tol = check_number("tol", tol, minimum=0, strict=True, maximum=1)
-    probability = check_number(
-        "probability", probability, minimum=0, strict=True, maximum=1 - 1e-12
-    )
-    if max_iterations is not None:
-        max_iterations = check_count("max_iterations", max_iterations)
-    start = _random_start(operator, generator)
-    overlap = _overlap_quantile(start.shape[-1], 1 - probability)
-    run = _lanczos if method == "lanczos" else _power
-    with _no_autodiff(operator):
-        parts = run(
-            operator, start, tol, max_iterations or (300 if method == "lanczos" else 1000), overlap
-        )
-    found = SpectralNorm(
-        **{name: part.clone() for name, part in parts.items()}, probability=probability
-    )
+    limit = 300 if method == "lanczos" else 1000
+    limit = limit if max_iterations is None else check_count("max_iterations", max_iterations)
+    overlap = None
+    if probability is not None:
+        limits = {"minimum": 0, "strict": True, "maximum": 1 - 1e-12}
+        probability = check_number("probability", probability, **limits)
+        overlap = _overlap_quantile(J.shape[1], 1 - probability)
+    v_1 = _random_start(J, generator)
+    with torch.inference_mode(not J.uses_autodiff):  # calls cost less in it
+        run = _lanczos if method == "lanczos" else _power
+        parts = run(_FlatOperator(J), v_1, tol, limit, overlap)
+    found = SpectralNorm(probability=probability, **{k: x.clone() for k, x in parts.items()})
     return found if upper_bound is None else _with_bound(found, upper_bound)
 
 
 def local_lipschitz(
-    attention_or_callable, X: Tensor, *, tol: float = 1e-4, **options
+    attention_or_callable: Attention | Callable[[Tensor], Tensor], X: Tensor, **options
 ) -> SpectralNorm:
-    r"""Local Lipschitz constant :math:`\|D_X f\|_2` of a map at X, one for each member of the batch.
+    r"""Local Lipschitz constant :math:`\|D_X f\|_2` of a map at X (:prf:ref:`thm-lip-local`).
 
     Parameters
     ----------
     attention_or_callable : Attention, or any differentiable map of (…, n, d) tensors
-        An :class:`~lipcore.attention.Attention` uses its Jacobian in three terms, anything else autodiff.
+        An :class:`~lipcore.attention.Attention` uses its Jacobian in three terms, anything else
+        autodiff (:class:`~lipcore.jacobian.AutogradJacobian` says what it asks of the map).
     X : Tensor, shape (…, n, d)
-    tol : float
-        Relative tolerance.
     **options
-        As in :func:`spectral_norm`.
+        Those of :func:`spectral_norm`, such as ``tol``.
 
     Returns
     -------
     SpectralNorm
-        Entries of shape X.shape[:-2].
-
-    Raises
-    ------
-    TypeError, ValueError
-        If X does not fit, is not finite, or the map is a module in training mode.
+        One entry for each member of the batch, of shape X.shape[:-2].
 
     Examples
     --------
@@ -192,70 +163,70 @@ def local_lipschitz(
     >>> round(local_lipschitz(f, torch.randn(5, 2)).value.item(), 4)  # averaging has norm one
     1.0
     """
-    from lipcore.attention import Attention
-
-    if not isinstance(attention_or_callable, Attention):
-        return spectral_norm(AutogradJacobian(attention_or_callable, X), tol=tol, **options)
-    if not attention_or_callable.is_narrow:
+    f = attention_or_callable
+    if not isinstance(f, Attention):
+        return spectral_norm(AutogradJacobian(f, X), **options)
+    if not f.is_narrow:
         with torch.inference_mode():
-            J = attention_or_callable.jacobian(X)
-        return spectral_norm(J, tol=tol, **options)
-    attention_or_callable.check_input(X)
-    with torch.no_grad():
-        small, inputs, outputs = (
-            attention_or_callable.compressed()
-        )  # a head alone works in its own few dimensions
-        found = spectral_norm(small.jacobian(X @ inputs), tol=tol, **options)
-        return replace(found, left=found.left @ outputs.mT, right=found.right @ inputs.mT)
+            J = f.jacobian(X)
+        return spectral_norm(J, **options)
+    f.check_input(X)
+    with torch.no_grad():  # a head alone works in its own few dimensions
+        small, Z, U = f.compressed()
+        found = spectral_norm(small.jacobian(X @ Z), **options)
+        return replace(found, left=found.left @ U.mT, right=found.right @ Z.mT)
 
 
-def _random_start(operator: LinearOperator, generator: torch.Generator | None) -> Tensor:
+def _random_start(J: LinearOperator, generator: torch.Generator | None) -> Tensor:
     """One vector uniform on the sphere, shared by the batch: (*batch, N)."""
-    columns = operator.shape[1]
     if generator is None:
         generator = torch.Generator().manual_seed(0)
-    direction = torch.randn(
-        columns, generator=generator, dtype=torch.float64, device=generator.device
-    )
-    direction = (direction / direction.norm()).to(operator.device, operator.dtype)
-    return direction.expand(*operator.batch_shape, columns)
+    if not isinstance(generator, torch.Generator):
+        raise TypeError(f"generator: expected a torch.Generator, got {type(generator).__name__}")
+    like = {"dtype": torch.float64, "device": generator.device}
+    direction = torch.randn(J.shape[1], generator=generator, **like)
+    start = (direction / direction.norm()).to(J.device, J.dtype)
+    return start.expand(*J.batch_shape, -1).contiguous()
 
 
 def _overlap_quantile(columns: int, failure: float) -> float:
-    """Return s with P(|⟨v, z⟩| < s) = failure for v uniform on the sphere of R^columns, z fixed."""
+    """Return s with P(|⟨v, z⟩| < s) = failure for v uniform on the sphere, z fixed on it."""
     if columns == 1:
         return 1.0
     return math.sqrt(betaincinv(0.5, (columns - 1) / 2, failure))
 
 
-def _no_autodiff(operator: LinearOperator) -> contextlib.AbstractContextManager:
-    """Inference mode, in which every call costs less, where the products are known to do without autodiff."""
-    ours = type(operator) in (AttentionJacobian, ShortAttentionJacobian, MatrixOperator)
-    return torch.inference_mode() if ours else contextlib.nullcontext()
-
-
-class _Products:
-    """The operator on flat vectors (*batch, N), divided by a scale (*batch, 1)."""
+class _FlatOperator:
+    """An operator on flat vectors (*batch, N), in units of ``scale`` (*batch, 1)."""
 
     def __init__(self, operator: LinearOperator) -> None:
         self.operator = operator
-        self.scale: Tensor | None = None
+        self.scale = None
 
     def matvec(self, v: Tensor) -> Tensor:
-        return self._scaled(self.operator.matvec(_shaped(v, self.operator.input_shape)))
+        return self._flat(self.operator.matvec(self.shaped(v, self.operator.input_shape)))
 
     def rmatvec(self, u: Tensor) -> Tensor:
-        return self._scaled(self.operator.rmatvec(_shaped(u, self.operator.output_shape)))
+        return self._flat(self.operator.rmatvec(self.shaped(u, self.operator.output_shape)))
 
-    def _scaled(self, product: Tensor) -> Tensor:
-        product = product.detach()  # a module's parameters may ask for gradients
-        product = product.reshape(*self.operator.batch_shape, -1)
-        return product if self.scale is None else product / self.scale
+    def shaped(self, flat: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """(*batch, N) → (*batch, *shape)."""
+        return flat.reshape(*self.operator.batch_shape, *shape)
 
+    def _flat(self, product: Tensor) -> Tensor:
+        # detached, since a module's parameters may ask for gradients
+        flat = product.detach().reshape(*self.operator.batch_shape, -1)
+        return flat if self.scale is None else flat / self.scale
 
-def _shaped(flat: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """(*batch, N) → (*batch, *shape), where shape may be empty: one number."""
-    return flat.reshape((*flat.shape[:-1], *shape))
+    def first_matvec(self, v: Tensor) -> Tensor:
+        """J v; where it is extreme it becomes the scale, lest squares overflow or vanish."""
+        image = self.matvec(v)
+        largest = image.abs().amax(-1, keepdim=True)
+        limit = torch.finfo(image.dtype).max ** 0.1
+        if bool(((largest < limit) & (largest > 1 / limit)).all()):
+            return image
+        self.scale = torch.where(largest > 0, largest, 1)
+        return image / self.scale
 
 
 class _Basis:
@@ -264,251 +235,171 @@ class _Basis:
     def __init__(self, first: Tensor) -> None:
         self._buffer = first.new_empty(16, *first.shape)
         self._buffer[0] = first
-        self.size = 1
+        self._size = 1
 
-    def append(self, vector: Tensor, norm: Tensor) -> Tensor:
-        """Append vector/norm and return it."""
-        if self.size == len(self._buffer):
+    def append(self, vector: Tensor) -> None:
+        if self._size == len(self._buffer):
             self._buffer = torch.cat([self._buffer, torch.empty_like(self._buffer)])
-        self.size += 1
-        return _divided(vector, norm, out=self._buffer[self.size - 1])
+        self._buffer[self._size] = vector
+        self._size += 1
 
     @property
     def vectors(self) -> Tensor:
         """Shape (*batch, k, N)."""
-        return self._buffer[: self.size].movedim(0, -2)
+        return self._buffer[: self._size].movedim(0, -2)
 
-    def remove_from(self, vector: Tensor) -> Tensor:
-        """Subtract the components along the basis."""
-        row = vector[..., None, :]  # as a row it is two to three times quicker than as a column
-        return vector - (row @ self.vectors.mT @ self.vectors)[..., 0, :]
+    def remove_from(self, w: Tensor) -> Tensor:
+        """Subtract from w its components along the basis."""
+        row = w[..., None, :]  # as a row it is two to three times quicker than as a column
+        return w - (row @ self.vectors.mT @ self.vectors)[..., 0, :]
 
 
 def _norm(vector: Tensor) -> Tensor:
-    """Euclidean norm over the last dimension, shape (*batch, 1).
+    """Euclidean norm over the last dimension, (*batch, 1), its squares added in double precision.
 
-    Long vectors block by block: PyTorch adds one square after the other, which costs float32 half of its digits.
+    PyTorch adds one after the other, which would cost a long vector in float32 half of its digits.
     """
-    whole = vector.shape[-1] // _BLOCK * _BLOCK
-    if whole > _BLOCK:
-        blocks = torch.linalg.vector_norm(vector[..., :whole].unflatten(-1, (-1, _BLOCK)), dim=-1)
-        vector = torch.cat([blocks, vector[..., whole:]], dim=-1)
-    return torch.linalg.vector_norm(vector, dim=-1, keepdim=True)
+    norm = torch.linalg.vector_norm(vector, dim=-1, keepdim=True, dtype=torch.float64)
+    return norm.to(vector.dtype)
 
 
-def _safe_norm(vector: Tensor) -> Tensor:
-    """Return the same norm, safe from overflow and underflow of the squares."""
-    largest = vector.abs().amax(-1, keepdim=True)
-    return largest * _norm(vector / torch.where(largest > 0, largest, 1))
-
-
-def _divided(part: Tensor, by: Tensor, out: Tensor | None = None) -> Tensor:
+def _divided(part: Tensor, by: Tensor) -> Tensor:
     """part/by, or zero where both are zero: an exhausted Krylov space adds nothing more."""
-    return torch.div(part, by.clamp(min=torch.finfo(by.dtype).tiny), out=out)
+    return part / by.clamp(min=torch.finfo(by.dtype).tiny)
 
 
-def _lanczos(
-    operator: LinearOperator, start: Tensor, tol: float, max_iterations: int, overlap: float
-) -> _Parts:
-    """Golub–Kahan–Lanczos: J V_k = U_k B_k, with B_k upper bidiagonal (diagonal α, superdiagonal β).
-
-    The left vectors stay at their length α, so that JᵀJ V_k = V_k T_k + t_k v_{k+1} e_kᵀ is met without a division:
-    T_k = B_kᵀB_k has α_k² + β_{k−1}² on its diagonal and t_k = α_k β_k beside it.
-    V alone is kept orthogonal, within the smaller of tol and √ε: this recurrence needs no more, and U follows from its
-    own. V stays so by itself until something has converged; only from then on is each new vector orthogonalised against
-    all others.
-    """
-    products, (rows, columns) = _Products(operator), operator.shape
-    steps, members = min(max_iterations, rows + 1, columns), math.prod(operator.batch_shape)
-    v, u, ratio, eps = start.contiguous(), None, None, torch.finfo(start.dtype).eps
-    V, drift, drifted = _Basis(v), Drift(members, steps, eps), False
-    diagonal, below, last = (
-        np.zeros((members, steps)),
-        np.zeros((members, steps)),
-        0.0,
-    )  # of T_k, on the host
-    converged, iterations = np.zeros(members, dtype=bool), np.zeros(members, dtype=int)
-    due = np.full(members, _FIRST_LOOK)
-    for k in range(1, steps + 1):
-        image = products.matvec(v)
-        u = image if k == 1 else torch.addcmul(image, ratio, u, value=-1)
-        alpha = _norm(u)
-        if k == 1 and (scale := _extreme_scale(u, alpha)) is not None:
-            products.scale, u = scale, u / scale
-            alpha = _norm(u)
-        square = alpha * alpha
-        w = torch.addcmul(products.rmatvec(u), square, v, value=-1)
-        t = whole = _norm(w)
-        if drifted:
-            w = V.remove_from(w)
-            t = _norm(w)
-        a, b, lost = _to_host(
-            alpha, t, whole
-        )  # the one transfer of a step: α, t, and t with what was removed
-        diagonal[:, k - 1], below[:, k - 1] = a**2 + last, b
-        ahead = ~converged
-        iterations[ahead] = k  # a member that has converged keeps what it had
-        if drifted:
-            again = (b < lost / 2).any()  # little is left, so it is inexact
-        else:
-            omega = drift.step(diagonal[:, :k], below[:, :k])
-            again = drifted = (omega[ahead] >= min(tol, math.sqrt(eps))).any()
-        if again:
-            w, t, b = _orthogonalised(w, V, b)
-            below[:, k - 1] = b
-        ended = b <= math.sqrt(eps) * diagonal[:, :k].max(
-            1
-        )  # of the Krylov space nothing more may come
-        look = ahead & ((due <= k) | ended | (k == steps))
-        if look.any():
-            converged[look], excess = has_converged(
-                diagonal[look, :k], below[look, :k], tol, overlap
-            )
-            due[look] = k + steps_to_wait(excess, k)
-        if converged.all() or k == steps:
-            break
-        v, ratio = V.append(w, t), _divided(t, square)
-        last = (b / np.where(a > 0, a, 1)) ** 2
-    return _summary(
-        products, V.vectors, diagonal[:, :k], below[:, :k], iterations, converged, overlap
-    )
-
-
-def _orthogonalised(w: Tensor, V: _Basis, lost: np.ndarray) -> tuple[Tensor, Tensor, np.ndarray]:
-    """Return w less its components along V, and its norm here and on the host; a second time where little was left."""
-    for _ in range(2):
-        w = V.remove_from(w)
-        left = _norm(w)
-        (found,) = _to_host(left)
-        if (found >= lost / 2).all():
-            break
-        lost = found
-    return w, left, found
-
-
-def _extreme_scale(image: Tensor, norm: Tensor) -> Tensor | None:
-    """Norms of J v_1 where later fourth powers could overflow or vanish, 1 elsewhere; None where no member needs it."""
-    limit = (
-        torch.finfo(image.dtype).max ** 0.0625
-    )  # far from the ends: σ_max may be much larger than ‖J v_1‖
-    if bool(((norm < limit) & (norm > 1 / limit)).all()):
-        return None
-    norm = _safe_norm(image)
-    extreme = ((norm > limit) | (norm < 1 / limit)) & (norm > 0) & norm.isfinite()
-    return torch.where(extreme, norm, 1) if bool(extreme.any()) else None
-
-
-def _to_host(*numbers: Tensor) -> np.ndarray:
-    """Tensors (*batch, 1) as rows (len(numbers), members) of float64; refuse what is not finite."""
+def _to_host(*numbers: Tensor) -> list[np.ndarray]:
+    """Tensors (*batch, 1) as float64 arrays (members,), in one transfer; all must be finite."""
     rows = torch.cat(numbers, dim=-1).reshape(-1, len(numbers)).cpu().numpy().astype(np.float64).T
     if not np.isfinite(rows).all():
         raise ValueError("operator: expected finite products, got NaN or infinity")
-    return rows
+    return list(rows)
 
 
-def _summary(products, V, diagonal, below, iterations, converged, overlap) -> _Parts:
-    """Ritz triplet and certificate of each member, from the steps up to its own stop."""
-    batch = products.operator.batch_shape
-    found = ritz(diagonal, below, iterations)
-    growth = largest_growth(found.theta, below, iterations, overlap)
-    right = torch.from_numpy(found.right).to(V.device, V.dtype).reshape(*batch, 1, -1)
-    v = (right @ V)[..., 0, :]
-    v = _divided(v, _norm(v))
-    scale, products.scale = products.scale, None
-    image = products.matvec(v)  # one product more, and the value is a norm ‖Jv‖ that J does reach
-    value = (_norm if scale is None else _safe_norm)(image)
-    factor = 1 if scale is None else scale.cpu().double()[..., 0]
-    upper, residual = (
-        factor * torch.from_numpy(x).reshape(batch)
-        for x in (found.theta[:, 0] * growth, found.residual)
-    )
-    iterations, converged = (torch.from_numpy(x).reshape(batch) for x in (iterations, converged))
-    return _result(
-        products.operator,
-        value[..., 0],
-        upper,
-        residual,
-        iterations,
-        converged,
-        _divided(image, value),
-        v,
-    )
+def _lanczos(J: _FlatOperator, v_1: Tensor, tol: float, most: int, overlap: float | None) -> dict:
+    """Golub–Kahan–Lanczos: J V_k = U_k B_k, with α on the diagonal of B_k and β above it.
 
-
-def _power(
-    operator: LinearOperator, start: Tensor, tol: float, max_iterations: int, overlap: float
-) -> _Parts:
-    """Power iteration on JᵀJ; a member stops when its Rayleigh quotient changes by less than tol."""
-    products, v = _Products(operator), start
-    value = start.new_zeros(*operator.batch_shape, 1)
-    log_growth = value.double()  # log ‖J(JᵀJ)^{k−1} v_1‖
-    iterations = torch.zeros(operator.batch_shape, dtype=torch.long, device=operator.device)
-    converged = torch.zeros(operator.batch_shape, dtype=torch.bool, device=operator.device)
-    frozen = None
-    for k in range(1, max_iterations + 1):
-        u = products.matvec(v)
-        new_value = _safe_norm(u)
-        _to_host(new_value)
-        u = _divided(u, new_value)
-        w = products.rmatvec(u)
-        w_norm = _safe_norm(w)
-        log_growth = log_growth + new_value.double().log()
-        upper = ((log_growth - math.log(overlap)) / (2 * k - 1)).exp()
-        current = (new_value, upper, _safe_norm(w - new_value * v), u, v)
-        frozen = (
-            current
-            if frozen is None
-            else tuple(
-                torch.where(converged[..., None], old, new)
-                for old, new in zip(frozen, current, strict=True)
-            )
-        )
-        iterations = torch.where(converged, iterations, k)
-        converged = converged | ((new_value - value).abs() <= tol * new_value)[..., 0]
-        if bool(converged.all()):
+    V_k is orthogonalised at every step; U_k then is orthogonal by itself (Simon & Zha 2000).
+    """
+    rows, columns = J.operator.shape
+    steps = min(most, rows + 1, columns)
+    members = math.prod(J.operator.batch_shape)
+    d = np.zeros((members, steps))  # T_k = B_kᵀB_k on the host: its diagonal, and beside it
+    t = np.zeros((members, steps))
+    iterations = np.zeros(members, dtype=int)
+    running = np.ones(members, dtype=bool)
+    V = _Basis(v_1)
+    v_k = v_1
+    u_k = J.first_matvec(v_1)
+    beta = 0.0
+    for k in range(1, steps + 1):
+        alpha_k = _norm(u_k)
+        u_k = _divided(u_k, alpha_k)
+        w = V.remove_from(J.rmatvec(u_k) - alpha_k * v_k)
+        beta_k = _norm(w)
+        before = beta
+        alpha, beta = _to_host(alpha_k, beta_k)
+        d[:, k - 1] = alpha**2 + before**2
+        if (beta**2 < torch.finfo(w.dtype).eps * d[:, :k].max(1))[running].any():
+            w = V.remove_from(w)  # so little is left that most of it is rounding
+            beta_k = _norm(w)
+            (beta,) = _to_host(beta_k)
+        t[:, k - 1] = alpha * beta
+        iterations[running] = k  # a member that has converged keeps what it had
+        running[running] = ~has_converged(d[running, :k], t[running, :k], tol, overlap)
+        if k == steps or not running.any():
             break
-        log_growth = log_growth + w_norm.double().log()
-        value, v = new_value, _divided(w, w_norm)
-    value, upper, residual, left, right = frozen
-    return _result(
-        operator, value[..., 0], upper[..., 0], residual[..., 0], iterations, converged, left, right
-    )
+        v_k = _divided(w, beta_k)
+        V.append(v_k)
+        u_k = J.matvec(v_k) - beta_k * u_k
+    return _summary(J, V.vectors, d, t, iterations, ~running, overlap)
 
 
-def _result(operator, value, upper, residual, iterations, converged, left, right) -> _Parts:
-    """Name the parts; ``upper`` gets an allowance for rounding, of a few units in the last place."""
-    like = {"dtype": operator.dtype, "device": operator.device}
-    value = value.to(**like)
-    upper = torch.maximum(value, upper.to(**like)) * (1 + 64 * torch.finfo(operator.dtype).eps)
+def _summary(J, V, d, t, iterations, converged, overlap) -> dict[str, Tensor]:
+    """Ritz triplet and certificate of each member, from the steps up to its own stop."""
+    members = len(iterations)
+    right = np.zeros((members, V.shape[-2]))
+    residual = np.zeros(members)
+    upper = np.full(members, np.inf)
+    for k in np.unique(iterations):
+        own = iterations == k
+        theta, right[own, :k], residual[own] = ritz(d[own, :k], t[own, :k])
+        if overlap is not None:
+            upper[own] = theta[:, 0] * largest_growth(theta, t[own, :k], overlap)
+    batch = J.operator.batch_shape
+    coefficients = torch.from_numpy(right).to(V).reshape(*batch, 1, -1)
+    v = (coefficients @ V)[..., 0, :]
+    v = _divided(v, _norm(v))
+    numbers = (upper, residual, iterations, converged)
+    return _result(J, v, *(torch.from_numpy(x).reshape(batch) for x in numbers))
+
+
+def _power(J: _FlatOperator, v_1: Tensor, tol: float, most: int, overlap: float | None) -> dict:
+    """Power iteration on JᵀJ; a member stops when its estimate changes by less than tol."""
+    v = v_1
+    u = J.first_matvec(v_1)
+    value = torch.zeros_like(v[..., :1])
+    running = torch.ones_like(value, dtype=torch.bool)
+    iterations = torch.zeros_like(value, dtype=torch.long)
+    upper = torch.full_like(value, torch.inf, dtype=torch.float64)
+    log_norm = torch.zeros_like(upper)  # of J(JᵀJ)^{k−1} v_1
+    for k in range(1, most + 1):
+        before = value
+        value = _norm(u)
+        _to_host(value)
+        w = J.rmatvec(_divided(u, value))
+        log_norm += value.double().log()
+        if overlap is not None:  # the certificate of power iteration
+            bound = ((log_norm - math.log(overlap)) / (2 * k - 1)).exp()
+            upper = torch.where(running, bound, upper)
+        iterations = torch.where(running, k, iterations)
+        running = running & ((value - before).abs() > tol * value)
+        if k == most or not bool(running.any()):
+            break
+        w_norm = _norm(w)
+        log_norm += w_norm.double().log()
+        v = torch.where(running, _divided(w, w_norm), v)  # a member that has stopped stands still
+        u = J.matvec(v)
+    residual = _norm(w - value * v)
+    numbers = (upper, residual, iterations, ~running)
+    return _result(J, v, *(x[..., 0] for x in numbers))
+
+
+def _result(J, v, upper, residual, iterations, converged) -> dict[str, Tensor]:
+    """Parts of a SpectralNorm, by one product more: the value is a norm ‖Jv‖ that J does reach."""
+    operator = J.operator
+    image = J.matvec(v)
+    norm = _norm(image)
+    scale = torch.ones_like(norm[..., 0]) if J.scale is None else J.scale[..., 0]
+    value = scale * norm[..., 0]
+    upper = torch.maximum(value, scale * upper.to(value))
     return {
-        "value": value, "lower": value, "upper": upper, "residual": residual.to(**like),
-        "iterations": iterations.to(operator.device), "converged": converged.to(operator.device),
-        "left": _shaped(left, operator.output_shape), "right": _shaped(right, operator.input_shape),
-    }  # fmt: skip
+        "value": value,
+        "lower": value,
+        "upper": upper * (1 + 64 * torch.finfo(value.dtype).eps),  # for rounding
+        "residual": scale * residual.to(value),
+        "iterations": iterations.to(value.device),
+        "converged": converged.to(value.device),
+        "left": J.shaped(_divided(image, norm), operator.output_shape),
+        "right": J.shaped(v, operator.input_shape),
+    }
 
 
 def _with_bound(found: SpectralNorm, upper_bound: Tensor | float) -> SpectralNorm:
     """Put a bound that always holds in the place of the one that holds with a probability."""
-    shape = tuple(found.value.shape)
+    value = found.value
     try:
-        bound = (
-            torch.as_tensor(upper_bound, dtype=found.value.dtype, device=found.value.device)
-            .detach()
-            .expand(shape)
-        )
+        bound = torch.as_tensor(upper_bound, dtype=value.dtype, device=value.device).detach()
+        bound = bound.expand(value.shape)
     except (TypeError, ValueError, RuntimeError) as error:
-        what = (
+        got = (
             f"shape {tuple(upper_bound.shape)}"
             if isinstance(upper_bound, Tensor)
             else repr(upper_bound)
         )
-        raise ValueError(
-            f"upper_bound: expected a number, or a tensor of shape {shape}, got {what}"
-        ) from error
-    rounding = 1 + 64 * torch.finfo(found.value.dtype).eps
-    if bool((bound * rounding < found.value).any()) or bool(bound.isnan().any()):
-        raise ValueError(
-            f"upper_bound: expected at least the value found, {found.value.max().item():.6g}, "
-            f"got {bound.min().item():.6g}"
-        )
-    return replace(found, upper=torch.maximum(bound, found.value), probability=1.0)
+        expected = f"a number, or a tensor of shape {tuple(value.shape)}"
+        raise ValueError(f"upper_bound: expected {expected}, got {got}") from error
+    if not bool((bound * (1 + 64 * torch.finfo(value.dtype).eps) >= value).all()):
+        expected = f"at least the value found, {value.max().item():.6g}"
+        raise ValueError(f"upper_bound: expected {expected}, got {bound.min().item():.6g}")
+    return replace(found, upper=torch.maximum(bound, value), probability=1.0)

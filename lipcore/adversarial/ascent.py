@@ -16,8 +16,6 @@ from lipcore.spectral import spectral_norm
 
 #: Products with J and Jᵀ a step: singular vectors are carried over, so few are enough.
 PRODUCTS = 3
-#: Steps after which the top singular vector is looked for anew, lest the ascent follow another one.
-RENEWAL = 25
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,8 +104,8 @@ def ascend(
     y = _starts(y, domain, restarts, generator).flatten(0, 1)  # (restarts · batch, n, d)
     state = _first_state(attention, domain, y, learning_rate)
     history = [state.value]
-    for step in tqdm(range(steps), desc="ascent", leave=False, disable=not progress):
-        state = _next_state(attention, domain, state, renew=(step + 1) % RENEWAL == 0)
+    for _ in tqdm(range(steps), desc="ascent", leave=False, disable=not progress):
+        state = _next_state(attention, domain, state)
         history.append(state.value)
     return _best_restart(attention, domain.outward(state.y), torch.stack(history), X, restarts)
 
@@ -140,12 +138,12 @@ def _first_state(attention: Attention, domain: Domain, y: Tensor, learning_rate:
     return _State(y, found.value, found.left, found.right, rate)
 
 
-def _next_state(attention: Attention, domain: Domain, state: _State, *, renew: bool) -> _State:
+def _next_state(attention: Attention, domain: Domain, state: _State) -> _State:
     """One step of each member, kept where σ grows."""
     gradient = domain.tangent(state.y, _gradient(attention, domain, state))
     largest = gradient.norm(dim=-1, keepdim=True).amax(-2, keepdim=True)
     y = domain.project(state.y + state.rate * gradient / torch.where(largest > 0, largest, 1))
-    value, left, right = _top(attention, domain.outward(y), state.right, renew)
+    value, left, right = _top(attention, domain.outward(y), state.right)
     better = value > state.value
     grows = better[:, None, None]
     return _State(
@@ -167,14 +165,9 @@ def _gradient(attention: Attention, domain: Domain, state: _State) -> Tensor:
     return gradient
 
 
-def _top(
-    attention: Attention, X: Tensor, right: Tensor, renew: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(σ, u, v) at X: by power iterations from the old v, or anew."""
+def _top(attention: Attention, X: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(σ, u, v) at X: by power iterations from the v of the step before."""
     operator = attention.jacobian(X)
-    if renew:
-        found = spectral_norm(operator, tol=1e-6)
-        return found.value, found.left, found.right
     for _ in range(PRODUCTS):
         right = _unit(operator.rmatvec(operator.matvec(right)))
     left = operator.matvec(right)

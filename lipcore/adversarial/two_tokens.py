@@ -81,15 +81,13 @@ def first_token_norm(A: Tensor, first: Tensor, others: Tensor, n: int) -> Tensor
 
 
 def _common_coordinates(vectors: list[Tensor]) -> list[Tensor]:
-    """The same vectors (pairs, d) in an orthonormal basis of their span and one direction more.
+    """The same vectors (pairs, d) in an orthonormal basis of four directions that span them.
 
-    On all directions outside the span D_X f is the same, mixing: one of them is enough.
+    One of the four is orthogonal to A x_1, A x_2 and Aᵀz: there D_X f is mixing alone, as it is
+    on everything outside the span.
     """
-    stacked = torch.stack(vectors, dim=-1)  # (pairs, d, m)
-    pairs, d, m = stacked.shape
-    if d <= m + 1:
+    stacked = torch.stack(vectors, dim=-1)  # (pairs, d, 4)
+    if stacked.shape[1] <= stacked.shape[2]:
         return vectors
-    generator = torch.Generator().manual_seed(0)
-    extra = torch.randn(d, 1, generator=generator, dtype=stacked.dtype).to(stacked.device)
-    basis, _ = torch.linalg.qr(torch.cat([stacked, extra.expand(pairs, d, 1)], dim=-1))
+    basis, _ = torch.linalg.qr(stacked)
     return list((basis.mT @ stacked).unbind(-1))

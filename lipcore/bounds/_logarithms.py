@@ -83,11 +83,15 @@ def smallest(function: Callable[[float], float], low: float, high: float) -> flo
     at_right = function(right)
     for _ in range(40):  # where the valley is smooth, its floor is then known to rounding
         if at_left <= at_right:
-            high, right, at_right = right, left, at_left
+            high = right
+            right = left
+            at_right = at_left
             left = high - ratio * (high - low)
             at_left = function(left)
         else:
-            low, left, at_left = left, right, at_right
+            low = left
+            left = right
+            at_left = at_right
             right = low + ratio * (high - low)
             at_right = function(right)
     return min(at_left, at_right)

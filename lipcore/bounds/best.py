@@ -43,10 +43,11 @@ def best_upper(
       :prf:ref:`prop-masked-moments`);
     - three separate terms for rotary positions (:prf:ref:`prop-norm-rotary`);
 
-    with :math:`a_h` of :func:`score_reach` in the place of a (:prf:ref:`cor-upper-layer`), heads
-    joined as in :prf:ref:`prop-norm-heads`. With any other mask or with log-weights, what needs
-    only that rows of P sum to one. It is never above :func:`general_upper`, :func:`layer_upper`, or
-    any other bound that holds there.
+    with :math:`a_h` of :func:`score_reach` in the place of a, as :math:`|A_hx_i+c_h|R \le a_h` is
+    all that their proofs use of a query (:prf:ref:`cor-upper-layer`), and heads joined as in
+    :prf:ref:`prop-norm-heads`. With any other mask or with log-weights, what needs only that rows
+    of P sum to one. It is never above :func:`general_upper`, :func:`layer_upper`, or any other
+    bound that holds there.
 
     Parameters
     ----------

@@ -142,21 +142,17 @@ def _gap(A: Tensor, u: Tensor) -> Tensor:
 
 
 def _solved(A: Tensor) -> tuple[float, float]:
-    """:func:`_dual`, remembered: several bounds of one A ask for it."""
-    return _dual_from_bytes(A.cpu().numpy().tobytes(), len(A))
+    """The least value of the dual and its μ, for ‖A‖₂ = 1; remembered, as many bounds ask."""
+    return _dual(A.cpu().numpy().tobytes(), len(A))
 
 
 @lru_cache(maxsize=8)
-def _dual_from_bytes(entries: bytes, d: int) -> tuple[float, float]:
-    return _dual(torch.frombuffer(bytearray(entries), dtype=torch.float64).reshape(d, d))
+def _dual(entries: bytes, d: int) -> tuple[float, float]:
+    """Bisection on the slope 1 − ‖Ae‖²/4μ², e the top eigenvector.
 
-
-def _dual(A: Tensor) -> tuple[float, float]:
-    """The least value of the dual and its μ, for ‖A‖₂ = 1.
-
-    Bisection on the slope 1 − ‖Ae‖²/4μ², e the top eigenvector. With ‖Au‖ = 2μ at the optimum and
-    ‖A‖/4 ≤ g_A ≤ 2‖Au‖, the optimal μ lies in [1/16, 1/2].
+    As ‖Au‖ = 2μ at the optimum and ‖A‖/4 ≤ g_A ≤ 2‖Au‖, the optimal μ lies in [1/16, 1/2].
     """
+    A = torch.frombuffer(bytearray(entries), dtype=torch.float64).reshape(d, d)
     gram = A.mT @ A
     symmetric = (A + A.mT) / 2
     low = 1 / 16

@@ -115,7 +115,9 @@ def log_join(attention: Attention, bounds: Sequence[float]) -> float:
     return min(log_times(joined, log_(norm_w)), log_sum(heads(through)))
 
 
-def output_roots(attention: Attention) -> Tensor:
-    """R_h with ‖R_hB‖ = ‖W_hB‖ for every B: (heads, min(q, p), p), float64."""
+def output_roots(attention: Attention) -> Tensor | None:
+    """R_h with ‖R_hB‖ = ‖W_hB‖ for every B: (heads, min(q, p), p), float64, or None without W."""
+    if attention.output is None:
+        return None
     blocks = attention.output.double().unflatten(1, (attention.heads, -1))
     return square_root(blocks.movedim(1, 0))

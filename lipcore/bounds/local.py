@@ -51,11 +51,11 @@ def local_upper(attention: Attention, X: Tensor) -> Tensor:
     1.0
     """
     wide, members = _in_double(attention, X)
+    left = output_roots(wide)
     bounds = []
     for tokens in members:
         heads = _heads_at(wide, tokens)
         alone = heads.terms(None).sum(-1)
-        left = None if wide.output is None else output_roots(wide)
         projected = alone if left is None else heads.terms(left).sum(-1)
         bounds.append(join_heads(wide, alone, projected))
     return torch.stack(bounds).reshape(X.shape[:-2]).to(X.dtype)
@@ -76,7 +76,7 @@ def local_terms(attention: Attention, X: Tensor) -> Tensor:
     tensor([[3., 0., 0.]])
     """
     wide, members = _in_double(attention, X)
-    left = None if wide.output is None else output_roots(wide)
+    left = output_roots(wide)
     terms = torch.stack([_heads_at(wide, tokens).terms(left) for tokens in members])
     return terms.reshape(*X.shape[:-2], attention.heads, 3).to(X.dtype)
 

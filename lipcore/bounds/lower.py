@@ -10,7 +10,6 @@ and ‖Vu‖, u the unit eigenvector.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -141,7 +140,7 @@ def torn_lower(*, n: int, radius: float, A: Tensor, V: Tensor, log: bool = False
     282.84
     """
     best = _balanced(A, V, check_count("n", n), radius)
-    return finish(-math.inf if best is None else best.log_value, log)
+    return finish(-math.inf if best is None else best[1], log)
 
 
 def torn_inputs(A: Tensor, n: int, radius: float, *, V: Tensor | None = None) -> Tensor:
@@ -178,27 +177,15 @@ def torn_inputs(A: Tensor, n: int, radius: float, *, V: Tensor | None = None) ->
     if best is None:
         shape = tuple(A.shape)
         raise ValueError(f"A: expected a matrix other than zero, of at least two rows, got {shape}")
-    along = best.alpha * best.lead
-    across = best.beta * best.across
-    queries = [best.t * best.query] * (n - 2)
-    return radius * torch.stack([along + across, along - across, *queries]).to(A.dtype)
+    pair, query = best[0].split([2, 1])
+    return radius * torch.cat([pair, query.expand(n - 2, -1)]).to(A.dtype)
 
 
-@dataclass(frozen=True, eq=False)
-class _Balanced:
-    """x_1, x_2 = R(α·lead ± β·across), the queries tR·query, and the log of what they reach."""
+def _balanced(A: Tensor, V: Tensor, n: int, radius: float) -> tuple[Tensor, float] | None:
+    """The tokens x_1/R, x_2/R, x_3/R with the best v, α, t of a grid, and log of what they reach.
 
-    lead: Tensor
-    across: Tensor
-    query: Tensor
-    alpha: float
-    beta: float
-    t: float
-    log_value: float
-
-
-def _balanced(A: Tensor, V: Tensor, n: int, radius: float) -> _Balanced | None:
-    """The best v, α, t by a grid; None where there is no balanced query."""
+    None where there is no balanced query.
+    """
     A, V = check_head(A, V)
     radius = check_number("radius", radius, minimum=0)
     left, sizes, right = torch.linalg.svd(A.double())
@@ -218,15 +205,10 @@ def _balanced(A: Tensor, V: Tensor, n: int, radius: float) -> _Balanced | None:
     log_p = -torch.logaddexp(torch.full_like(lead, math.log(2)), log_(n - 2) - lead)
     value = log_p + (t * angle.sin()).log() + log_size + reached.log()
     first, second, k = torch.unravel_index(value.argmax(), value.shape)
-    return _Balanced(
-        lead=left[k],
-        across=across[k],
-        query=right[k],
-        alpha=angle[first].cos().item(),
-        beta=angle[first].sin().item(),
-        t=t[second].item(),
-        log_value=value[first, second, k].item() + math.log(2 * (n - 2)) / 2,
-    )
+    along = angle[first].cos() * left[k]
+    aside = angle[first].sin() * across[k]
+    tokens = torch.stack([(along + aside)[0], (along - aside)[0], t[second] * right[k]])
+    return tokens, value[first, second, k].item() + math.log(2 * (n - 2)) / 2
 
 
 def _across(V: Tensor, lead: Tensor) -> tuple[Tensor, Tensor]:

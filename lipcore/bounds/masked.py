@@ -42,16 +42,6 @@ class CausalAverage(LinearOperator):
     It is causal attention with constant scores: weights :math:`P_{ij} = 1/i`
     for j ≤ i. Products cost O(n).
 
-    Parameters
-    ----------
-    n : int
-    dtype : torch.dtype
-
-    Raises
-    ------
-    ValueError, TypeError
-        If n is not a whole number of at least one.
-
     Examples
     --------
     >>> import torch
@@ -162,20 +152,7 @@ def row_moment(a: float, q: float, *, log: bool = False) -> float:
 
     The maximum over rows of :math:`\sum_j P_{ij}\,|g + (g\cdot(x_j-m_i))\,Ax_i|^q`, over unit g and
     tokens in the ball; reached by two antipodal tokens. :math:`M_2^2 = 1+a^2`, and
-    :math:`M_\infty = 1+2a`.
-
-    Parameters
-    ----------
-    a : float
-    q : float
-        At least 2; may be infinite.
-    log : bool
-        Whether to return the logarithm.
-
-    Raises
-    ------
-    ValueError, TypeError
-        If a < 0 or q < 2.
+    :math:`M_\infty = 1+2a`: q is at least 2, and may be infinite.
 
     Examples
     --------

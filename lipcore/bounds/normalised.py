@@ -50,18 +50,9 @@ class Normalisation:
 
 
 def normalise(norm: Normalisation, X: Tensor) -> Tensor:
-    r"""Apply LayerNorm or RMSNorm to each token: :math:`\gamma \odot \hat x + \beta`.
+    r"""Apply LayerNorm or RMSNorm to each token (:prf:ref:`prop-norm-radius`).
 
-    Parameters
-    ----------
-    norm : Normalisation
-        From ``model.norm(layer)``.
-    X : Tensor, shape (…, d)
-
-    Returns
-    -------
-    Tensor, shape (…, d)
-        In the precision of X. Differentiable.
+    X : Tensor, shape (…, d); returned: the same shape, in the precision of X. Differentiable.
 
     Examples
     --------
@@ -221,7 +212,7 @@ def layer_norm_radius(*, gain: Tensor, bias: Tensor | None = None) -> float:
 
 
 def largest_affine_norm(M: Tensor, e: Tensor, radius: float) -> Tensor:
-    r"""Exact maximum of |Mz + e| over the ball |z| ≤ ρ (:prf:ref:`lem-affine-ball`).
+    r"""Exact maximum of ‖Mz + e‖ over the ball ‖z‖ ≤ ρ (:prf:ref:`lem-affine-ball`).
 
     A convex function is maximised, but its Lagrange dual has no gap: with :math:`H = M^\top M` and
     :math:`q = M^\top e`,
@@ -230,22 +221,7 @@ def largest_affine_norm(M: Tensor, e: Tensor, radius: float) -> Tensor:
         + q^\top(\lambda - H)^{-1}q + \lambda\rho^2 .
 
     Every λ gives an upper bound; the best one solves :math:`|(\lambda-H)^{-1}q| = \rho`.
-
-    Parameters
-    ----------
-    M : Tensor, shape (…, k, d)
-    e : Tensor, shape (…, k)
-    radius : float
-        ρ.
-
-    Returns
-    -------
-    Tensor, shape (…)
-
-    Raises
-    ------
-    ValueError, TypeError
-        If the radius is negative, or M and e do not fit.
+    M : Tensor, shape (…, k, d). e : Tensor, shape (…, k). radius : float, ρ. Returned: shape (…).
 
     Examples
     --------
@@ -307,21 +283,8 @@ def normalised_reach(attention: Attention, norm: Normalisation) -> NormalisedRea
 
     .. math:: \alpha_h = \sqrt d\,\max_x |\Pi G(A_hx + c_h)| \quad\text{over the ellipsoid}
 
-    Parameters
-    ----------
-    attention : Attention
-        Without rotary positions.
-    norm : Normalisation
-
-    Returns
-    -------
-    NormalisedReach
-        In float64.
-
-    Raises
-    ------
-    ValueError
-        If the attention has rotary positions, or another dimension than the normalisation.
+    In float64. Rotary positions, or another dimension than that of the normalisation, are
+    refused with ValueError.
 
     Examples
     --------

@@ -21,17 +21,6 @@ def torn_peak(a: float, *, log: bool = False) -> float:
         = \begin{cases} 1 & a \le \frac12 \\
         \frac12 + \frac12\big(a+\frac1{4a}\big)^2 & a \ge \frac12 \end{cases}
 
-    Parameters
-    ----------
-    a : float
-    log : bool
-        Whether to return the logarithm.
-
-    Raises
-    ------
-    ValueError, TypeError
-        If a is negative or not finite.
-
     Examples
     --------
     >>> torn_peak(0.5), round(torn_peak(1.0), 9)
@@ -52,17 +41,6 @@ def two_dirac_peak(a: float, *, log: bool = False) -> float:
 
     For :math:`A=-\gamma I` two antipodal Diracs reach :math:`e^a\sqrt F`, so that no smaller F will
     do; as a grows, :math:`F \sim \frac{27}{64}a^2`.
-
-    Parameters
-    ----------
-    a : float
-    log : bool
-        Whether to return the logarithm.
-
-    Raises
-    ------
-    ValueError, TypeError
-        If a is negative or not finite.
 
     Examples
     --------

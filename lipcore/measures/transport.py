@@ -148,14 +148,13 @@ def _plan_of_costs(a: np.ndarray, b: np.ndarray, distances: np.ndarray, p: float
         return np.outer(a, b)
     largest = distances.max()
     cost = (distances / largest) ** p if largest > 0 else np.zeros_like(distances)
-    plan, gap = _plan_and_gap(a, b, cost, cap=1.0)
-    if gap > DUALITY_GAP * (plan * cost).sum():
+    plan, value, gap = _plan_and_gap(a, b, cost, cap=1.0)
+    if gap > DUALITY_GAP * value > 0:
         # Digits of short ways are lost to far points. Ways far longer than the longest in use
         # do not matter: they may cost less than they do, which a bound from below allows.
         cap = 2 * cost[plan > 0].max()
-        plan, gap = _plan_and_gap(a, b, cost, cap=cap)
+        plan, value, gap = _plan_and_gap(a, b, cost, cap=cap)
         rounding = cap * sum(cost.shape) * np.finfo(float).eps
-        value = (plan * cost).sum()
         if gap > DUALITY_GAP * value + rounding:
             raise RuntimeError(
                 "wasserstein: expected a plan that is optimal up to "
@@ -166,15 +165,16 @@ def _plan_of_costs(a: np.ndarray, b: np.ndarray, distances: np.ndarray, p: float
 
 def _plan_and_gap(
     a: np.ndarray, b: np.ndarray, cost: np.ndarray, *, cap: float
-) -> tuple[np.ndarray, float]:
-    """Plan of POT for min(cost, cap), and how far its cost can be above the least, for ``cost``."""
+) -> tuple[np.ndarray, float, float]:
+    """Plan of POT for min(cost, cap), what it costs, and how far that may be above the least."""
     capped = np.minimum(cost, cap)
     plan, log = _pot().emd(a, b, capped / cap, numItermax=10**8, log=True)
     if log["warning"] is not None:
         raise RuntimeError(f"wasserstein: POT found no optimal plan: {log['warning']}")
     # Σ a_i min_j (c_ij − v_j) + Σ b_j v_j is at most the cost of every plan, whatever v is.
-    bounds = [a @ (capped - v).min(axis=1) + b @ v for v in (cap * log["v"], np.zeros_like(b))]
-    return plan, (plan * cost).sum() - max(bounds)
+    v = cap * log["v"]
+    value = (plan * cost).sum()
+    return plan, value, value - a @ (capped - v).min(axis=1) - b @ v
 
 
 def _array(tensor: Tensor) -> np.ndarray:

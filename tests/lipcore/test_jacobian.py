@@ -1,6 +1,5 @@
 """Jacobians in three terms and by autodiff, against both its modes, differences, and the formula."""
 
-import dataclasses
 import math
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,7 +10,7 @@ from torch.nn.functional import dropout, scaled_dot_product_attention
 
 import lipcore.jacobian as module
 from lipcore import Attention, AttentionJacobian, AutogradJacobian, local_lipschitz, spectral_norm
-from lipcore.jacobian import MatrixOperator, ShortAttentionJacobian
+from lipcore.jacobian import MatrixOperator
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}  # float64, against autodiff
 
@@ -51,7 +50,7 @@ def test_agrees_with_central_differences(case):
 
 @pytest.mark.parametrize("causal", [False, True], ids=["unmasked", "masked"])
 def test_three_terms_of_the_theory(randn, causal):
-    """The formula of theory §1, written out with loops."""
+    """The formula of the theorem, written out with loops."""
     A, V, X, H = randn(3, 3), randn(2, 3), randn(5, 3), randn(5, 3)
     attention = Attention.from_matrices(A, V, causal=causal)
     P = attention.weights(X)[0]
@@ -87,46 +86,42 @@ def test_tiles_change_nothing(case, monkeypatch, store, rows):
     torch.testing.assert_close(flat_dense(tiled.T), whole.mT, **EXACT)
 
 
-def test_rows_for_few_tokens_change_nothing(case):
-    """With A x_i + c and Aᵀx_j for each token and head, the products are those by queries and keys."""
-    if case.attention.rotary is not None:
-        with pytest.raises(ValueError, match="attention: expected one without rotary positions"):
-            ShortAttentionJacobian(case.attention, case.X)
-        return
-    short, usual = (
-        ShortAttentionJacobian(case.attention, case.X),
-        AttentionJacobian(case.attention, case.X),
-    )
-    torch.testing.assert_close(short.dense(), usual.dense(), **EXACT)
-    torch.testing.assert_close(short.T.dense(), usual.T.dense(), **EXACT)
+FEW = {
+    "one head": {"heads": 1},
+    "heads projected": {"heads": 3, "q": 5},
+    "biases": {"heads": 2, "q": 5, "biases": ("query", "key", "value")},
+}
 
 
-@pytest.mark.parametrize("kind", [AttentionJacobian, ShortAttentionJacobian])
-def test_settled_rows_lose_no_digits(kind):
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", FEW)
+def test_few_tokens_change_nothing(make_layer, name, causal, randn, monkeypatch):
+    """Where 4n ≤ k a pair keeps n products of each query and key, not k: the same Jacobian."""
+    attention = make_layer(d=7, k=16, p=3, causal=causal, **FEW[name])
+    X = randn(2, 4, 7)
+    few = attention.jacobian(X)
+    projections = [len(W.mT) for W in few._projections]
+    expected = torch.stack([matrix(torch.func.jacrev(attention)(x), x) for x in X])
+    torch.testing.assert_close(few.dense(), expected, **EXACT)
+    torch.testing.assert_close(few.T.dense(), expected.mT, **EXACT)
+    monkeypatch.setattr(AttentionJacobian, "_use_few_tokens", lambda J: None)
+    usual = attention.jacobian(X)
+    assert projections != [len(W.mT) for W in usual._projections]
+    torch.testing.assert_close(few.dense(), usual.dense(), **EXACT)
+
+
+def test_settled_rows_lose_no_digits():
     """Each token looks at the other, all but 1e-6 of it: what is left of the derivative is right in float32, too."""
     attention = Attention.from_matrices(-torch.eye(1), torch.eye(1))
     X, H = torch.tensor([[2.625], [-2.625]]), torch.tensor([[1.0], [0.0]])
-    single, double = kind(attention, X), kind(attention.to(torch.float64), X.double())
+    single = attention.jacobian(X)
+    double = attention.to(torch.float64).jacobian(X.double())
     for name in ("matvec", "rmatvec"):
         found, exact = getattr(single, name)(H)[0].double(), getattr(double, name)(H.double())[0]
         torch.testing.assert_close(found, exact, rtol=1e-5, atol=0)
 
 
-def test_rows_are_those_of_the_theory(make_case):
-    case = make_case("biases")
-    attention, X = case.attention, case.X
-    J = ShortAttentionJacobian(attention, X)
-    A, c = attention.score_matrices(), attention.score_offsets()
-    torch.testing.assert_close(J._others[0], (X @ A.mT + c[:, None]).flatten(0, 1), **EXACT)
-    without = dataclasses.replace(
-        attention, key_bias=None
-    )  # in A xᵢ·(x_j + b) the row has a part more
-    torch.testing.assert_close(
-        ShortAttentionJacobian(without, X)._own[0], (X @ A).flatten(0, 1), **EXACT
-    )
-
-
-def test_few_tokens_are_refused_as_many_are():
+def test_tokens_that_do_not_fit_are_refused():
     attention = Attention.from_matrices(torch.eye(8), torch.eye(8))
     for X, error in ((torch.ones(2, 3), ValueError), (torch.full((1, 8), math.nan), ValueError), ([1.0], TypeError),
                      (torch.ones(8), ValueError), (torch.ones(0, 8), ValueError)):  # fmt: skip
@@ -136,9 +131,9 @@ def test_few_tokens_are_refused_as_many_are():
 
 def test_long_sequences_are_not_stored(make_case, monkeypatch):
     case = make_case("biases, causal")
-    assert case.attention.jacobian(case.X)._weights is not None
+    assert case.attention.jacobian(case.X)._P is not None
     monkeypatch.setattr(module, "WEIGHTS_BYTES", 1)
-    assert case.attention.jacobian(case.X)._weights is None
+    assert case.attention.jacobian(case.X)._P is None
 
 
 def test_memory_is_linear_in_the_length(randn, monkeypatch):
@@ -146,7 +141,7 @@ def test_memory_is_linear_in_the_length(randn, monkeypatch):
     monkeypatch.setattr(module, "TILE_BYTES", 2**19)
     attention, X = Attention.from_matrices(randn(2, 2), randn(2, 2), causal=True), randn(1500, 2)
     J = AttentionJacobian(attention, X, store=False)
-    largest = max(P.numel() for _, _, _, P, _ in J._tiles())
+    largest = max(P.numel() for *_, P, _, _ in J._tiles())
     assert largest <= max(module.TILE_BYTES // 8, 64 * 1500) < 1500**2 / 10
     H = randn(1500, 2)
     step = 1e-5
@@ -173,7 +168,7 @@ def test_single_precision(case):
 
 @pytest.mark.parametrize("radius", [1e-6, 1e4, 1e6])
 def test_extreme_radii(make_case, radius):
-    """No NaN; mixing alone is left (theory §6), but for rounding, which the scores ‖A‖R² amplify."""
+    """No NaN; mixing alone is left, but for rounding, which the scores ‖A‖R² amplify."""
     case = make_case("one head")
     J = case.attention.jacobian(radius * case.X).dense()
     mixing = torch.kron(case.attention.weights(radius * case.X)[0], case.attention.value[0])

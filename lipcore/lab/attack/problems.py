@@ -112,7 +112,9 @@ class Inputs:
 
 def truth(problem: Problem, inputs: Inputs) -> Tensor:
     """The local Lipschitz constant at each input, in the norm of the problem's kind: (K,)."""
-    A, V, X = problem.A, problem.V, inputs.X
+    A = problem.A
+    V = problem.V
+    X = inputs.X
     if inputs.masses is None:
         return frobenius_norm(dense_jacobian(A, V, X, causal=problem.causal))
     log_masses = inputs.masses.log() - inputs.masses.sum(-1, keepdim=True).log()

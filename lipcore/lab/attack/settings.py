@@ -251,7 +251,8 @@ def _random_layer(generator: torch.Generator) -> Attention:
     def toss() -> bool:
         return torch.rand((), generator=generator).item() < 0.5
 
-    heads, k, d, p = (2, 2, 3, 2)
+    heads = k = p = 2
+    d = 3
     key_heads = 1 if toss() else heads
     projected = toss()
     return Attention(

@@ -61,6 +61,15 @@ def test_on_the_ellipsoid_the_first_step_follows_the_tangent():
     assert torch.allclose(move / move.norm(), along / along.norm(), atol=1e-3)
 
 
+def test_the_size_of_steps_adapts():
+    """Whatever the first step: to the supremum 1 for A = −1, n = 2."""
+    one = torch.ones(1, 1, dtype=torch.float64)
+    f, X = Attention.from_matrices(-one, one), 0.5 * _draw(0, 2, 1).clamp(-1, 1)
+    for rate in (1e-4, 1.0):
+        found = ascend(f, X, 1.0, steps=30, learning_rate=rate, progress=False)
+        assert found.value.item() == pytest.approx(1.0, rel=1e-5)
+
+
 def test_ascent_finds_the_two_antipodal_tokens():
     """From random starts, for A = −1, n = 2: the supremum found by a grid over both tokens."""
     one = torch.ones(1, 1, dtype=torch.float64)
@@ -80,6 +89,8 @@ def test_restarts_only_help_and_are_reproducible():
     many = ascend(f, X, 2.0, restarts=5, **options)
     again = ascend(f, X, 2.0, restarts=5, generator=seeded, **options)
     assert many.value > once.value and torch.equal(many.X, again.X)
+    start = ascend(f, 0.8 * _draw(3, 4, 2), 2.0, steps=0, restarts=9, progress=False).X
+    assert 1.99 < start.norm(dim=-1).max() <= 2 * (1 + 1e-12)
     assert (many.history.diff(dim=0) >= 0).all() and many.history.shape == (13,)
 
 

@@ -1,6 +1,7 @@
 """The best bound: never above another that applies, never below the truth, right at every size."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -66,7 +67,7 @@ def test_never_above_another_bound(kind, seed, d, radius, n, causal):
     for log_bound in others(n=n, a=a, causal=causal, A=A, radius=radius) if a < 1e300 else ():
         assert found <= log_bound + log_v + 1e-9 + 1e-12 * abs(log_bound)
     assert not math.isnan(found)
-    for change in ({"radius": 1.5 * radius}, {"n": None if n is None else 2 * n + 1}):
+    for change in ({"radius": 1.5 * radius}, {"n": None if n is None or seed % 2 else 2 * n + 1}):
         sizes = {"radius": radius, "n": n} | change
         larger = best_upper(A=A, V=V, causal=causal, log=True, **sizes)
         assert found <= larger + 1e-9 + 1e-12 * abs(larger)
@@ -195,6 +196,34 @@ def test_a_head_and_its_layer_agree(randn):
         assert best_upper(attention=f, radius=2.0, n=n) == expected
     single = best_upper(A=A.float(), V=V.float(), radius=2.0, n=9)
     assert single == pytest.approx(expected, rel=1e-5)
+
+
+def test_what_is_left_with_rotary_positions_and_masks(make_case):
+    """Three separate terms, with the longest column that is known; rows that sum to one, where it is not."""
+    f = make_case("rotary").attention.head(0)
+    R = 0.4
+    a = bounds.score_reach(f, radius=R).item()
+    norm_v = norm2(f.value[0])
+    kappa = math.exp(2 * a)
+    log_weights = torch.zeros(6, dtype=F64)
+    hardy = 2 * (1 + 2 * a) * math.exp(a)
+    expected = [
+        ({}, 6, (1 + a) * math.sqrt(6 * kappa / (5 + kappa))),
+        ({}, None, (1 + a) * math.exp(a)),
+        ({"causal": True}, 6, (1 + a) * math.sqrt(min(6, 1 + kappa * math.log(1 + 5 / kappa)))),
+        ({"causal": True}, None, hardy),
+        ({"causal": True}, 10**40, hardy),
+        ({"log_weights": log_weights}, None, (1 + a) * math.sqrt(6)),
+        ({"causal": True, "log_weights": log_weights}, 6, (1 + a) * math.sqrt(6)),
+    ]
+    for change, n, mixing in expected:
+        found = best_upper(attention=replace(f, **change), radius=R, n=n)
+        assert found == pytest.approx(norm_v * (mixing + a), rel=1e-12)
+    for name in ("mask", "log-weights", "causal mask"):
+        g = make_case(name).attention
+        a = bounds.score_reach(g, radius=R).item()
+        expected = bounds.torn_upper(n=6, radius=1.0, norm_a=a, norm_v=norm2(g.value[0]))
+        assert best_upper(attention=g, radius=R) == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_bias_costs_the_rate(randn):

@@ -29,6 +29,9 @@ def test_columns_of_scores_within_2a():
         columns = torch.softmax(causal, -1).sum(-2).max().item()
         limit = math.exp(log_causal_column_sum(n, math.log(a) if a else -math.inf))
         assert 0.7 * limit <= columns <= limit * (1 + 1e-12)
+        kappa = math.exp(2 * a)
+        expected = min(n, 1 + kappa * math.log(1 + (n - 1) / kappa))
+        assert limit == pytest.approx(expected, rel=1e-7)
     assert log_column_sum(None, 0.0) == 2.0
 
 

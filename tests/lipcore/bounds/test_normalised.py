@@ -182,7 +182,8 @@ def test_layer_norm_radius_holds_and_is_reached():
     largest = torch.zeros(6, dtype=F64)
     largest[gain.abs().argmax()] = math.sqrt(6)
     assert (gain * largest).norm().item() == pytest.approx(layer_norm_radius(gain=gain))
-    assert layer_norm_radius(gain=torch.tensor([-3.0, 1.0])) == pytest.approx(3 * math.sqrt(2))
+    sum_of_both = layer_norm_radius(gain=gain) + bias.norm().item()
+    assert radius == pytest.approx(sum_of_both, rel=1e-12)
 
 
 def test_layer_norm_radius_refuses_bad_input():

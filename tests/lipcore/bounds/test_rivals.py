@@ -105,6 +105,7 @@ def test_token_norm_bound_holds_and_is_reached(truth):
         theta = bounds.emadi2026_softmax_norm(f.weights(X)).amax().clamp(max=1.0).item()
         norm_v = torch.linalg.matrix_norm(V, 2).item()
         bound = bounds.emadi2026_token_upper(radius=1.0, norm_a=a, norm_v=norm_v, theta=theta)
+        assert bound == pytest.approx(norm_v * (1 + 2 * a * theta))
         best = max(best, token_norm(truth.jacobians(f, X)).item() / bound)
     assert 0.9 < best <= 1 + 1e-9
 

@@ -104,6 +104,15 @@ def test_one_far_point_does_not_cost_the_digits_of_the_others(far):
         assert wasserstein(DiscreteMeasure(X), DiscreteMeasure(Y)) == pytest.approx(best, rel=1e-7)
 
 
+@pytest.mark.parametrize("n", [2, 3, 7, 50])
+def test_a_measure_is_at_distance_zero_from_itself(n):
+    for seed in range(5):
+        mu = measure(seed, n, 2)
+        order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+        assert wasserstein(mu, DiscreteMeasure(mu.points[order], mu.weights[order])) < 1e-7
+        assert wasserstein(mu, mu) == 0
+
+
 def test_differences_of_weights_by_rounding_are_no_error():
     mu = measure(0, 30, 2)
     weights = mu.weights * (1 + 1e-16 * draw(1, 30))
