@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import json
 import os
@@ -408,12 +409,8 @@ def _dequantised(folder: Path, source: ModelSource) -> Path:
         return plain
     transformers = _transformers()
     for package in ("gguf", "accelerate"):
-        try:
-            __import__(package)
-        except ImportError as error:
-            raise ImportError(
-                f"{source.name} needs {package}: pip install 'lipcore[models]'"
-            ) from error
+        if importlib.util.find_spec(package) is None:
+            raise ImportError(f"{source.name} needs {package}: pip install 'lipcore[models]'")
     # its progress bar heeds no setting, hence the redirection
     with _quiet(transformers), contextlib.redirect_stderr(io.StringIO()), staged(plain) as staging:
         _write_out(transformers, folder, source, staging)
