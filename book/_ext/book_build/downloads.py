@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import re
 from pathlib import Path, PurePosixPath
 
@@ -141,30 +140,18 @@ def relative(target: str, source: str) -> str:
     return str(PurePosixPath(target).relative_to(own)) if inside else up + target
 
 
-def release() -> str:
-    """Return the tag that is being built, from ``BOOK_RELEASE``; empty for the main branch."""
-    return os.environ.get("BOOK_RELEASE", "")
-
-
-def name_release(app: Sphinx, config) -> None:
-    """Let the buttons of a release open the files of that release."""
-    if release():
-        config.html_theme_options["repository_branch"] = release()
-
-
 def opening_cells(app: Sphinx, docname: str) -> list:
     """Say where the notebook comes from, and install the package where it is missing."""
     repository = app.config.html_theme_options.get("repository_url", "").rstrip("/")
-    at, branch = (f"@{release()}", release()) if release() else ("", "main")
     note = (
         f"*A page of “{app.config.html_title}”, executed when the book was built. "
-        f"Source: [`{docname}.md`]({repository}/blob/{branch}/{docname}.md).*"
+        f"Source: [`{docname}.md`]({repository}/blob/main/{docname}.md).*"
     )
     install = (
         "# Outside a copy of the book's repository: install the package that this page imports.\n"
         "import importlib.util\n\n"
         'if importlib.util.find_spec("lipcore") is None:\n'
-        f'    %pip install --quiet "lipcore[book] @ git+{repository}{at}"'
+        f'    %pip install --quiet "lipcore[book] @ git+{repository}"'
     )
     return [
         nbformat.v4.new_markdown_cell(note, id="book-source"),
@@ -206,5 +193,4 @@ def write_all(app: Sphinx, exception) -> None:
 
 def setup(app: Sphinx) -> None:
     """Register the hooks."""
-    app.connect("config-inited", name_release)
     app.connect("build-finished", write_all, priority=800)

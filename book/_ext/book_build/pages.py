@@ -10,8 +10,6 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.nodes import make_refnode
 
-from .downloads import release
-
 REPEATED_IDS = ("proof-content", "proof", "solution-content", "exercise-content")
 PUBLISHED_BRANCH = "gh-pages"  # where the built pages, and the notebooks beside them, are published
 
@@ -29,10 +27,8 @@ def unique_ids(app: Sphinx, doctree: nodes.document) -> None:
 def colab_url(repository: str, docname: str) -> str:
     """Return the address at which Colab opens the published notebook of a page."""
     owner_and_name = "/".join(repository.rstrip("/").split("/")[-2:])
-    path = quote("/".join(filter(None, [release(), "_sources", f"{docname}.ipynb"])))
-    return (
-        f"https://colab.research.google.com/github/{owner_and_name}/blob/{PUBLISHED_BRANCH}/{path}"
-    )
+    path = f"blob/{PUBLISHED_BRANCH}/_sources/{quote(docname)}.ipynb"
+    return f"https://colab.research.google.com/github/{owner_and_name}/{path}"
 
 
 def repair_buttons(app: Sphinx, pagename, templatename, context, doctree) -> None:

@@ -21,10 +21,9 @@ from datetime import date
 from pathlib import Path
 from urllib.parse import quote, unquote, urlparse
 
+import pikepdf
 import yaml
 from bs4 import BeautifulSoup, Tag
-
-from .packed import pack
 
 LEFT_OUT = "script, style, template, canvas, iframe, button, a.headerlink, .d-print-none, .no-print, .toggle-button"
 HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
@@ -296,20 +295,17 @@ def headings_in_order(page) -> list[str]:
 
 def outline_pages(path: Path) -> list[tuple[str, int]]:
     """Return the titles in the outline of a PDF and their pages, counted from one, in order."""
-    import pypdf
+    with pikepdf.open(path) as pdf, pdf.open_outline() as outline:
+        numbers = {page.objgen: number for number, page in enumerate(pdf.pages, 1)}
 
-    reader = pypdf.PdfReader(path)
+        def walk(items) -> list[tuple[str, int]]:
+            found = []
+            for item in items:
+                found.append((item.title, numbers[item.destination[0].objgen]))
+                found += walk(item.children)
+            return found
 
-    def walk(items) -> list[tuple[str, int]]:
-        found = []
-        for item in items:
-            if isinstance(item, list):
-                found += walk(item)
-            else:
-                found.append((str(item.title), reader.get_destination_page_number(item) + 1))
-        return found
-
-    return walk(reader.outline)
+        return walk(outline.root)
 
 
 def browser_path() -> str | None:
@@ -373,13 +369,11 @@ def print_document(browser, source: Path, target: Path) -> None:
 
 
 def finish(path: Path, author: str) -> None:
-    """Write the author into the file, and make it small."""
-    path.write_bytes(
-        pack(
-            path.read_bytes(),
-            {"Author": author, "Subject": "The Lipschitz constant of self-attention"},
-        )
-    )
+    """Write the author into the file, and make it small: most of it are little objects that say what is a heading."""
+    with pikepdf.open(path, allow_overwriting_input=True) as pdf:
+        pdf.docinfo["/Author"] = author
+        pdf.docinfo["/Subject"] = "The Lipschitz constant of self-attention"
+        pdf.save(path, object_stream_mode=pikepdf.ObjectStreamMode.generate)
 
 
 def make(root: Path, site: Path) -> Path:
