@@ -1,6 +1,6 @@
 """Jacobians as linear operators: attention's in three terms, any differentiable map's by autodiff.
 
-An operator is known by its products with arrays of tokens, (*batch, n, d); each member of the batch
+An operator is known by its products with arrays of tokens, (…, n, d); each member of the batch
 has its own Jacobian. Arguments that do not fit raise a ValueError or a TypeError.
 """
 
@@ -54,11 +54,11 @@ class LinearOperator:
     uses_autodiff: bool = True
 
     def matvec(self, H: Tensor) -> Tensor:
-        """J[H]: (*batch, *input_shape) → (*batch, *output_shape). H must be left as it is."""
+        """J[H], (…, input_shape) → (…, output_shape). H must be left as it is."""
         raise NotImplementedError
 
     def rmatvec(self, G: Tensor) -> Tensor:
-        """Jᵀ[G]: (*batch, *output_shape) → (*batch, *input_shape). G must be left as it is."""
+        """Jᵀ[G], (…, output_shape) → (…, input_shape). G must be left as it is."""
         raise NotImplementedError
 
     @property
@@ -72,7 +72,7 @@ class LinearOperator:
         return _Transposed(self)
 
     def dense(self) -> Tensor:
-        """The matrices, (*batch, rows, columns), a product for each column: for small cases."""
+        """The matrices, (…, rows, columns), a product for each column: for small cases."""
         rows, columns = self.shape
         basis = torch.eye(columns, dtype=self.dtype, device=self.device)
         shape = (*self.batch_shape, *self.input_shape)
@@ -111,7 +111,7 @@ class _Transposed(LinearOperator):
 
 
 class MatrixOperator(LinearOperator):
-    """A batch of matrices, shape (*batch, rows, columns), as an operator."""
+    """A batch of matrices, shape (…, rows, columns), as an operator."""
 
     uses_autodiff = False
 
@@ -213,10 +213,7 @@ class AttentionJacobian(LinearOperator):
         self._q = self._k = torch.eye(n, dtype=self.dtype, device=self.device).expand(blocks, n, n)
 
     def _tiles(self) -> Iterator[tuple[slice, slice, slice, Tensor, Tensor, Tensor]]:
-        """Yield (heads, rows, seen, P[heads, rows, seen], and two scratches of its shape).
-
-        The scratch is the same memory for every tile: fresh memory would cost more than its use.
-        """
+        """Yield (heads, rows, seen, P there, and two scratches of its shape, in the same memory)."""
         shapes = [[part.stop - part.start for part in cut] for cut in self._cuts]
         parts = 3 if self._P is None else 2
         memory = self._q.new_empty(parts, max(math.prod(shape) for shape in shapes))

@@ -255,10 +255,7 @@ class _Basis:
 
 
 def _norm(vector: Tensor) -> Tensor:
-    """Euclidean norm over the last dimension, (*batch, 1), its squares added in double precision.
-
-    PyTorch adds one after the other, which would cost a long vector in float32 half of its digits.
-    """
+    """Norm over the last dimension, (…, 1); summed in float32 it would lose half of its digits."""
     norm = torch.linalg.vector_norm(vector, dim=-1, keepdim=True, dtype=torch.float64)
     return norm.to(vector.dtype)
 
