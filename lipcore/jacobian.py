@@ -180,9 +180,10 @@ class AttentionJacobian(LinearOperator):
         projected = attention.project(X, value_bias=False)
         self._q, self._k, self._v = (part.flatten(0, -3).contiguous() for part in projected)
         check_scores(self._q, self._k)
-        # q̇ = H Q', k̇ = H K', v̇ = H V' with these, (heads·k | heads·k | heads·p, d)
-        weights = (attention.scale * attention.query, attention.key, attention.value)
-        self._projections = [weight.flatten(0, 1) for weight in weights]
+        # what gives the tangents of queries and keys, (heads·2k, d), and of values, (heads·p, d)
+        to_scores = torch.cat([attention.scale * attention.query, attention.key], dim=-2)
+        self._to_scores = to_scores.flatten(0, 1)
+        self._to_values = attention.value.flatten(0, 1)
         blocks = len(self._q)
         if store is None:
             store = blocks * n * n * self.dtype.itemsize <= WEIGHTS_BYTES
@@ -190,56 +191,53 @@ class AttentionJacobian(LinearOperator):
         self._P = None
         self._heaviest = self._q.new_empty(blocks, n, 1, dtype=torch.long)  # argmax_j P_ij
         tiles = []
-        for heads, rows, _, P, _, _ in self._tiles():
+        for heads, rows, _, P in self._tiles():
             self._heaviest[heads, rows] = P.argmax(-1, keepdim=True)
             if store:
-                tiles.append(P.clone())
+                tiles.append(P)
         if store:
             self._P = tiles
             self._use_few_tokens()
 
     def _use_few_tokens(self) -> None:
         """Where n is small, keep of a query or key only what the scores need: n products, not k."""
-        heads, k, d = self.attention.query.shape
+        heads, head_dim, d = self.attention.query.shape
         blocks, n = self._q.shape[:2]
         stays_in_cache = 2 * blocks * n * d * self.dtype.itemsize <= TILE_BYTES
-        if 4 * n > k or not stays_in_cache or self.attention.rotary is not None:
+        if 4 * n > head_dim or not stays_in_cache or self.attention.rotary is not None:
             return
-        queries, keys = (x.unflatten(0, (*self.batch_shape, heads)) for x in (self._q, self._k))
-        Q, K = (W.unflatten(0, (heads, k)) for W in self._projections[:2])
-        own = torch.einsum("...hjk,hkd->...hjd", keys, Q)  # Aᵀx_j: q̇_i·k_j is its product with h_i
-        others = torch.einsum("...hik,hkd->...hid", queries, K)  # A x_i + c, for q_i·k̇_j
-        self._projections[:2] = own.flatten(-3, -2), others.flatten(-3, -2)
+        q, k = (x.unflatten(0, (*self.batch_shape, heads)) for x in (self._q, self._k))
+        Q, K = self._to_scores.unflatten(0, (heads, -1)).chunk(2, dim=-2)
+        own = torch.einsum("...hjk,hkd->...hjd", k, Q)  # Aᵀx_j: q̇_i·k_j is its product with h_i
+        others = torch.einsum("...hik,hkd->...hid", q, K)  # A x_i + c: q_i·k̇_j is that with h_j
+        self._to_scores = torch.cat([own, others], dim=-2).flatten(-3, -2)  # (…, heads·2n, d)
         self._q = self._k = torch.eye(n, dtype=self.dtype, device=self.device).expand(blocks, n, n)
 
-    def _tiles(self) -> Iterator[tuple[slice, slice, slice, Tensor, Tensor, Tensor]]:
-        """Yield (heads, rows, seen, P there, and two scratches of its shape, in the same memory)."""
-        shapes = [[part.stop - part.start for part in cut] for cut in self._cuts]
-        parts = 3 if self._P is None else 2
-        memory = self._q.new_empty(parts, max(math.prod(shape) for shape in shapes))
+    def _tiles(self) -> Iterator[tuple[slice, slice, slice, Tensor]]:
+        """Yield (heads, rows, seen, P[heads, rows, seen]) for one tile after the other."""
         for index, (heads, rows, seen) in enumerate(self._cuts):
-            shape = shapes[index]
-            S, dP, *rest = memory[:, : math.prod(shape)].view(parts, *shape).unbind()
-            P = rest[0] if self._P is None else self._P[index]
-            if self._P is None:
-                torch.bmm(self._q[heads, rows], self._k[heads, seen].mT, out=S)
-                torch.softmax(self.attention.mask_scores_(S, rows), dim=-1, out=P)
-                # far below rounding, products would become subnormal, ten times slower to work with
-                torch.threshold_(P, math.sqrt(torch.finfo(self.dtype).tiny), 0.0)
-            yield heads, rows, seen, P, S, dP
+            if self._P is not None:
+                yield heads, rows, seen, self._P[index]
+                continue
+            P = self.attention.mask_scores_(self._q[heads, rows] @ self._k[heads, seen].mT, rows)
+            torch.softmax(P, dim=-1, out=P)
+            # far below rounding, products would be subnormal numbers, ten times slower to work with
+            torch.threshold_(P, math.sqrt(torch.finfo(self.dtype).tiny), 0.0)
+            yield heads, rows, seen, P
 
     @torch.no_grad()
     def matvec(self, H: Tensor) -> Tensor:
         """D_X f[H], shape (…, n, output_dim)."""
         self._check("H", H, self.input_shape)
-        dq, dk, dv = (self._split(H @ W.mT) for W in self._projections)
+        dq, dk = self._split(H @ self._to_scores.mT).chunk(2, dim=-1)
         dq = self.attention.rotated(dq)
         dk = self.attention.rotated(dk)
+        dv = self._split(H @ self._to_values.mT)
         out = torch.empty_like(self._v)
-        for heads, rows, seen, P, S, dP in self._tiles():
-            torch.bmm(dq[heads, rows], self._k[heads, seen].mT, out=S)  # own query q̇·k
+        for heads, rows, seen, P in self._tiles():
+            S = torch.bmm(dq[heads, rows], self._k[heads, seen].mT)  # own query q̇·k
             S.baddbmm_(self._q[heads, rows], dk[heads, seen].mT)  # others' keys q·k̇
-            self._softmax_tangent(P, S, self._heaviest[heads, rows], out=dP)
+            dP = self._softmax_tangent_(P, S, self._heaviest[heads, rows])
             tile = torch.bmm(dP, self._v[heads, seen], out=out[heads, rows])
             tile.baddbmm_(P, dv[heads, seen])  # mixing
         return self.attention.join_heads(out.unflatten(0, (*self.batch_shape, -1)))
@@ -251,24 +249,24 @@ class AttentionJacobian(LinearOperator):
         output = self.attention.output
         g = self._split(G if output is None else G @ output)
         dq, dk, dv = (torch.empty_like(part) for part in (self._q, self._k, self._v))
-        for heads, rows, seen, P, S, dP in self._tiles():
+        for heads, rows, seen, P in self._tiles():
             # the first tile of these heads sees all their keys, and the others are added to it
             add = float(rows.stop < g.shape[1])
             dv[heads, seen].baddbmm_(P.mT, g[heads, rows], beta=add)  # mixing
-            torch.bmm(g[heads, rows], self._v[heads, seen].mT, out=S)
-            self._softmax_tangent(P, S, self._heaviest[heads, rows], out=dP)
+            S = torch.bmm(g[heads, rows], self._v[heads, seen].mT)
+            dP = self._softmax_tangent_(P, S, self._heaviest[heads, rows])
             torch.bmm(dP, self._k[heads, seen], out=dq[heads, rows])  # own query
             dk[heads, seen].baddbmm_(dP.mT, self._q[heads, rows], beta=add)  # others' keys
         dq = self.attention.rotated(dq, back=True)
         dk = self.attention.rotated(dk, back=True)
-        parts = zip((dq, dk, dv), self._projections, strict=True)
-        return sum(self._joined(part) @ W for part, W in parts)
+        scores = self._joined(torch.cat([dq, dk], dim=-1)) @ self._to_scores
+        return scores + self._joined(dv) @ self._to_values
 
     @staticmethod
-    def _softmax_tangent(P: Tensor, S: Tensor, heaviest: Tensor, *, out: Tensor) -> None:
-        """P_ij (S_ij − s̄_i): the derivative of softmax, a symmetric map. S is changed."""
+    def _softmax_tangent_(P: Tensor, S: Tensor, heaviest: Tensor) -> Tensor:
+        """P_ij (S_ij − s̄_i) in the place of S: the derivative of softmax, a symmetric map."""
         S -= S.gather(-1, heaviest)  # relative to the heaviest key: settled rows lose no digits
-        torch._softmax_backward_data(S, P, -1, S.dtype, grad_input=out)
+        return torch._softmax_backward_data(S, P, -1, S.dtype, grad_input=S)
 
     def _split(self, tokens: Tensor) -> Tensor:
         """(…, n, heads·p) → (batch·heads, n, p)."""
