@@ -201,8 +201,9 @@ def log_moments(log_a: float) -> float:
 def log_masked_rows(n: int, log_a: float) -> float:
     """log of the least bound of mixing and others' keys that knows n: by columns, or row by row.
 
-    Row i is a row of attention on i tokens, of square at most min(G, κF/i)
-    (:prf:ref:`thm-every-row`).
+    By columns, P_ij ≤ κ/(κ+i−1) summed over i, as in the proofs of :prf:ref:`thm-masked-upper` and
+    :prf:ref:`thm-every-rate`. Row i is a row of attention on i tokens, of square at most
+    min(G, κF/i) (:prf:ref:`thm-every-row`).
     """
     by_columns = log_one_plus(2 * log_a) + log_causal_column_sum(n, log_a)
     first = log_torn(log_a)
