@@ -267,7 +267,7 @@ class Attention:
         return self.heads * (2 * k + p) < self.d or self.heads * p < self.output_dim
 
     def score_matrices(self) -> Tensor:
-        r""":math:`A_h = \lambda K_h^\top Q_h`, (heads, d, d); if rotary, that of equal positions."""
+        r""":math:`A_h = \lambda K_h^\top Q_h`, (heads, d, d); if rotary, at equal positions."""
         return self.scale * self.key.mT @ self.query
 
     def score_offsets(self) -> Tensor:

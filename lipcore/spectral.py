@@ -3,8 +3,8 @@ r"""The largest singular value of a batch of linear operators, with a certificat
 Golub–Kahan–Lanczos bidiagonalisation (:prf:ref:`prop-gkl`) builds orthonormal bases :math:`V_k`,
 :math:`U_k` with :math:`J V_k = U_k B_k` from products with J and Jᵀ alone. The largest singular
 value :math:`\theta_1` of the small matrix :math:`B_k` is a lower bound of :math:`\sigma_{\max}(J)`,
-and the numbers in it bound :math:`\sigma_{\max}` from above. Options out of range, products that are
-not finite, and what is no operator raise a ValueError or a TypeError.
+and the numbers in it bound :math:`\sigma_{\max}` from above. Options out of range, products that
+are not finite, and what is no operator raise a ValueError or a TypeError.
 """
 
 from __future__ import annotations
