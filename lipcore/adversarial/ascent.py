@@ -160,7 +160,7 @@ def _gradient(attention: Attention, domain: Domain, state: _State) -> Tensor:
     """∇_y of u·D_Xf[v], u and v held fixed: as (D_Xf)ᵀ[u]·v, by two reverse passes."""
     y = state.y.clone().requires_grad_()
     X = domain.outward(y)
-    (pulled,) = torch.autograd.grad(attention(X), X, state.left, create_graph=True)
+    (pulled,) = torch.autograd.grad((state.left * attention(X)).sum(), X, create_graph=True)
     (gradient,) = torch.autograd.grad((pulled * state.right).sum(), y)
     return gradient
 

@@ -86,18 +86,16 @@ def domain_of(
     if radius is not None:
         radius = check_number("radius", radius, minimum=0, strict=True)
         domain = Domain(X.new_full((d,), radius), X.new_zeros(d), sphere=False)
+    elif isinstance(ellipsoid, Normalisation):
+        centred = ellipsoid.kind == "layer"
+        domain = _ellipsoid(X, ellipsoid.gain, ellipsoid.bias, centred=centred)
     else:
-        domain = _ellipsoid(X, ellipsoid)
+        domain = _ellipsoid(X, *ellipsoid, centred=False)
     domain.check(X)
     return domain
 
 
-def _ellipsoid(X: Tensor, ellipsoid: Normalisation | tuple[Tensor, Tensor | None]) -> Domain:
-    centred = False
-    if isinstance(ellipsoid, Normalisation):
-        centred = ellipsoid.kind == "layer"
-        ellipsoid = (ellipsoid.gain, ellipsoid.bias)
-    gain, bias = ellipsoid
+def _ellipsoid(X: Tensor, gain: Tensor, bias: Tensor | None, *, centred: bool) -> Domain:
     bias = torch.zeros_like(gain) if bias is None else bias
     d = X.shape[-1]
     for name, tensor in (("gain", gain), ("bias", bias)):

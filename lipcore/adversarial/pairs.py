@@ -50,25 +50,13 @@ def score_gap_inputs(A: Tensor, n: int, radius: float) -> Tensor:
     r"""The worst case that exists for every A (:prf:ref:`thm-lower-gap`).
 
     With a maximiser u of the score gap (:func:`lipcore.bounds.score_gap`),
-    :math:`x_1 = R\,Au/\|Au\|` and :math:`x_2 = Ru`.
-
-    Parameters
-    ----------
-    A : Tensor, shape (d, d)
-    n : int
-        Number of tokens; with n = 2, the pair alone.
-    radius : float
-        Radius R of the ball.
+    :math:`x_1 = R\,Au/\|Au\|` and :math:`x_2 = Ru`. Parameters and errors are those of
+    :func:`eigenvector_inputs`.
 
     Returns
     -------
     Tensor, shape (n, d)
         x_1 first.
-
-    Raises
-    ------
-    ValueError, TypeError
-        If A is not a finite square matrix, n < 1, or the radius is negative or not finite.
 
     Examples
     --------

@@ -10,20 +10,9 @@ def two_token_norm(A: Tensor, first: Tensor, others: Tensor, copies: Tensor, n: 
     r"""‖D_X f‖₂ where some tokens are x_1 and the rest x_2, without a mask.
 
     On vectors that are equal for equal tokens, D_X f is a map of two tokens with masses; on the
-    rest it is own query alone (:prf:ref:`cor-split-sequence`).
-
-    Parameters
-    ----------
-    A : Tensor, shape (d, d)
-    first, others : Tensor, shape (pairs, d)
-        x_1 and x_2.
-    copies : Tensor, shape (numbers,)
-        How many tokens are x_1: at least one, less than n.
-    n : int
-
-    Returns
-    -------
-    Tensor, shape (pairs, numbers)
+    rest it is own query alone (:prf:ref:`cor-split-sequence`). ``copies`` (numbers,) of the n
+    tokens are x_1, at least one and less than n; ``first`` and ``others``, (pairs, d), are x_1
+    and x_2. The result has the shape (pairs, numbers).
     """
     z = first - others
     z, image_1, image_2, pulled = _common_coordinates([z, first @ A.mT, others @ A.mT, z @ A])
@@ -52,17 +41,7 @@ def first_token_norm(A: Tensor, first: Tensor, others: Tensor, n: int) -> Tensor
 
     Row i is :math:`w_i(I + (1-w_i)\,zy^\top)` with z = x_1 − x_2, y = Ax_2
     (:prf:ref:`thm-lower-masked`). The sum of their squares is a multiple of I outside the span of
-    z and y.
-
-    Parameters
-    ----------
-    A : Tensor, shape (d, d)
-    first, others : Tensor, shape (pairs, d)
-    n : int
-
-    Returns
-    -------
-    Tensor, shape (pairs,)
+    z and y. ``first`` and ``others``, (pairs, d), are x_1 and x_2; the result is (pairs,).
     """
     z = first - others
     y = others @ A.mT

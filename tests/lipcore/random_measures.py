@@ -53,8 +53,14 @@ def softmax_map(X, w, A, V, visible=None):
 
 def reference_jacobian(X, w, A, V, visible=None):
     """D_X f by reverse mode, a matrix (n·q, n·d)."""
-    J = torch.autograd.functional.jacobian(lambda Y: softmax_map(Y, w, A, V, visible), X)
-    return J.reshape(X.shape[0] * V.shape[0], -1)
+    return autograd_jacobian(lambda Y: softmax_map(Y, w, A, V, visible), X)
+
+
+def autograd_jacobian(f, X):
+    """Derivative of all entries of f(X) in all entries of X, without torch.func's long import."""
+    X = X.clone().requires_grad_()
+    rows = [torch.autograd.grad(y, X, retain_graph=True)[0].flatten() for y in f(X).flatten()]
+    return torch.stack(rows)
 
 
 def reference_in_mass(X, w, A, V, visible=None):

@@ -28,8 +28,8 @@ def test_ascent_climbs_and_stays_in_the_ball():
     f, radius = Attention.from_matrices(_draw(0, 3, 3), _draw(1, 2, 3)), 1.5
     X = _draw(2, 3, 5, 3)
     X = radius * X / X.norm(dim=-1, keepdim=True).clamp(min=1.0) / 2
-    found = ascend(f, X, radius, steps=30, progress=False)
-    assert found.X.shape == X.shape and found.value.shape == (3,) and found.history.shape == (31, 3)
+    found = ascend(f, X, radius, steps=20, progress=False)
+    assert found.X.shape == X.shape and found.value.shape == (3,) and found.history.shape == (21, 3)
     assert (found.history.diff(dim=0) >= 0).all()
     assert torch.equal(found.history[-1], found.value)
     assert torch.allclose(found.history[0], _sigma(f, X), rtol=1e-5)
@@ -77,7 +77,7 @@ def test_ascent_finds_the_two_antipodal_tokens():
     grid = torch.linspace(-1, 1, 81, dtype=torch.float64)
     pairs = torch.cartesian_prod(grid, grid)[..., None]
     start = 0.5 * _draw(0, 2, 1).clamp(-1, 1)
-    found = ascend(f, start, 1.0, steps=60, restarts=8, progress=False)
+    found = ascend(f, start, 1.0, steps=40, restarts=8, progress=False)
     assert found.value >= _sigma(f, pairs).max() * (1 - 1e-3)
 
 
@@ -100,7 +100,7 @@ def test_ascent_on_the_ellipsoid_of_layer_normalisation():
     f = Attention.from_matrices(_draw(1, d, d) / 4, _draw(2, d, d))
     y = _draw(3, 2, 5, d)
     X = math.sqrt(d) * gain * y / y.norm(dim=-1, keepdim=True) + bias
-    found = ascend(f, X, ellipsoid=(gain, bias), steps=25, progress=False)
+    found = ascend(f, X, ellipsoid=(gain, bias), steps=15, progress=False)
     inside = ((found.X - bias) / (math.sqrt(d) * gain)).norm(dim=-1)
     assert torch.allclose(inside, torch.ones_like(inside), atol=1e-12)
     assert (found.value > 1.05 * _sigma(f, X)).all()
@@ -119,7 +119,7 @@ def test_after_a_layer_norm_tokens_stay_centred():
     reached = {}
     for kind in ("layer", "rms"):
         norm = Normalisation(kind, gain, bias, 0.0)
-        found = ascend(f, X, ellipsoid=norm, steps=25, progress=False)
+        found = ascend(f, X, ellipsoid=norm, steps=15, progress=False)
         y = (found.X - bias) / (2.0 * gain)
         assert torch.allclose(y.norm(dim=-1), torch.ones(5, dtype=y.dtype), atol=1e-12)
         reached[kind] = y.mean(-1).abs().max().item(), found.value.item()

@@ -27,10 +27,10 @@ def _trained_like(seed, causal=False):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("radius", [0.3, 1.0, 4.0])
+@pytest.mark.parametrize("radius", [0.3, 4.0])
 @pytest.mark.parametrize("without", [{}, {"query_bias": None}, {"output": None}])
 def test_the_bound_holds_and_is_what_the_shared_key_moves(causal, radius, without):
-    for seed in range(3):
+    for seed in range(2):
         f = replace(_trained_like(seed, causal), **without)
         found = shared_key_inputs(f, 6, radius)
         assert found.X.norm(dim=-1).max() <= radius * (1 + 1e-12)

@@ -19,7 +19,7 @@ def test_closed_forms_of_two_distinct_tokens_are_exact(d, randn):
         X = torch.stack([first, others], dim=1).repeat_interleave(counts, dim=1)
         return Attention.from_matrices(A, V, causal=causal).jacobian(X).dense()
 
-    for n, copies in ((2, 1), (5, 1), (5, 2), (6, 4)):
+    for n, copies in ((2, 1), (5, 1), (6, 4)):
         found = two_token_norm(A, first, others, torch.tensor([copies]), n)[:, 0]
         expected = torch.linalg.matrix_norm(jacobian(copies, n), 2)
         assert torch.allclose(found, expected, rtol=1e-12)

@@ -42,7 +42,7 @@ def test_worst_case_reaches_every_lower_bound(name, causal):
     A = MATRICES[name]
     gamma = bounds.eigen_gamma(A)[0]
     V = torch.eye(len(A), dtype=A.dtype)
-    for n, radius in ((1, 1.0), (2, 1.0), (3, 0.5), (12, 1.0), (30, 1.3)):
+    for n, radius in ((1, 1.0), (2, 1.0), (3, 0.5), (20, 1.3)):
         X = worst_case_inputs(A, n, radius, causal=causal)
         assert X.shape == (n, len(A)) and X.dtype == A.dtype
         assert (X.norm(dim=-1) <= radius * (1 + 1e-12)).all()

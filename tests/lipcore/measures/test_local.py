@@ -74,11 +74,10 @@ def test_batches_agree_with_single_measures(make):
         mu = DiscreteMeasure(points[i], weights[i])
         mu = mu if times is None else TimedMeasure(times[i], points[i], weights[i])
         expected = local_constant(mu, A, V, tol=1e-12)
-        expected_split = local_constant(mu, A, V, splitting=True, tol=1e-12)
+        expected_gain = splitting_gain(mu, A, V, tol=1e-12)
         assert whole.flatten()[i].item() == pytest.approx(expected, rel=1e-11)
-        assert split.flatten()[i].item() == pytest.approx(expected_split, rel=1e-11)
-        assert gain.flatten()[i].item() == pytest.approx(expected_split / expected, rel=1e-11)
-        assert splitting_gain(mu, A, V) == pytest.approx(expected_split / expected, rel=1e-7)
+        assert split.flatten()[i].item() == pytest.approx(expected * expected_gain, rel=1e-11)
+        assert gain.flatten()[i].item() == pytest.approx(expected_gain, rel=1e-11)
 
 
 def test_chunks_do_not_change_the_result(monkeypatch):
@@ -168,7 +167,7 @@ def test_the_splitting_example():
 def test_a_sequence_with_repeated_tokens_has_the_constant_with_splitting(make, counts):
     """‖D_X f‖ is Lip_split if each token repeats; otherwise only what repeats may part."""
     counts = torch.tensor(counts)
-    for seed in range(4):
+    for seed in range(2):
         base, A = make(seed, 3, 1), -(3 + seed) * ONE
         times = base.times if make is timed else torch.zeros(3, dtype=F64)
         mu = TimedMeasure(times, base.points, counts / counts.sum().double())
@@ -211,7 +210,7 @@ def transport_slope(mu, nu, A, V):
     return wasserstein(*images) / wasserstein(mu, nu)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_finite_differences_in_wasserstein_space_attain_both_constants(seed):
     """Move atoms along the top singular vector; or split the atom that feels most in two."""
     mu, A, V, step = measure(seed, 4, 2), 2 * draw(seed + 9, 2, 2), draw(seed + 19, 2, 2), 1e-6
@@ -235,7 +234,7 @@ def test_no_small_perturbation_of_copies_goes_beyond(copies):
     """Random splittings of the example into copies of random mass, each moved at random."""
     best = 0.0
     limit = local_constant(EXAMPLE, EXAMPLE_A, ONE, splitting=True)
-    for seed in range(60):
+    for seed in range(30):
         parts = masses(seed, 3, copies) * EXAMPLE.weights[:, None]
         away = draw(seed + 500, 3, copies) * (draw(seed + 900, 3, copies) > 0.8)
         if not bool(away.any()):

@@ -35,7 +35,7 @@ def programme(mu, nu, p):
 @pytest.mark.parametrize("p", [1, 1.5, 2, 3])
 @pytest.mark.parametrize("d", [1, 3])
 def test_wasserstein_is_the_value_of_the_linear_programme(p, d):
-    for seed in range(5):
+    for seed in range(3):
         mu, nu = measure(seed, 4 + seed, d), measure(seed + 100, 6, d)
         assert wasserstein(mu, nu, p) ** p == pytest.approx(programme(mu, nu, p), rel=1e-8)
 
@@ -93,10 +93,10 @@ def test_a_translation_costs_its_length_at_every_scale(shift, p):
     assert wasserstein(mu, mu, p) == 0
 
 
-@pytest.mark.parametrize("far", [1e3, 1e7, 1e8, 1e10])
+@pytest.mark.parametrize("far", [1e7, 1e8, 1e10])
 def test_one_far_point_does_not_cost_the_digits_of_the_others(far):
     """The first point of both measures at the far place: the other four are an assignment."""
-    for seed in range(20):
+    for seed in range(8):
         X, Y = draw(seed, 5, 2), draw(seed + 50, 5, 2)
         X[0, 0] = Y[0, 0] = far
         ways = (X - Y[list(order)] for order in itertools.permutations(range(5)))
@@ -207,7 +207,7 @@ def test_with_distinct_times_it_is_the_weighted_frobenius_norm():
 
 @pytest.mark.parametrize("p", [1, 2, 3])
 def test_it_is_never_below_transport_in_time_and_space(p):
-    for seed in range(10):
+    for seed in range(5):
         mu = timed(seed, 8, 2)
         nu = TimedMeasure(mu.times, draw(seed + 50, 8, 2), mu.weights)
         joint = [torch.cat([one.times[:, None], one.points], 1) for one in (mu, nu)]
