@@ -27,8 +27,7 @@ READING = [
     (
         "notebooks/two.md",
         CELL.format(
-            "from IPython.display import display\n"
-            "display({'application/x-odd': 'text'}, raw=True)"
+            "from IPython.display import display\ndisplay({'application/x-odd': 'text'}, raw=True)"
         ),
         "skipping unknown output mime type: application/x-odd",
     ),
@@ -128,7 +127,9 @@ def test_only_what_changed_is_executed(book):
 
 
 def test_nothing_from_before_this_run_is_published(book, monkeypatch):
-    with book.changed({"book/index.md": ("See", "Look at"), "notebooks/one.md": ("Squares", "All")}):
+    with book.changed(
+        {"book/index.md": ("See", "Look at"), "notebooks/one.md": ("Squares", "All")}
+    ):
         monkeypatch.setenv("BOOK_BUILT_AFTER", str(time.time()))
         code, output = book.build()
     assert code != 0 and "executed before this run began" in output

@@ -110,7 +110,9 @@ def test_docstrings_and_comments_do_not_matter(tmp_path, package):
         (tmp_path / "pkg" / "core.py").write_text(text, encoding="utf8")
         return Package(tmp_path / "pkg").modules["pkg.core"].signature
 
-    assert signature(FILES["core"]) == signature("import numpy\ndef solve():\n    '''More.'''\n    ...")
+    assert signature(FILES["core"]) == signature(
+        "import numpy\ndef solve():\n    '''More.'''\n    ..."
+    )
     assert signature(FILES["core"]) != signature("import numpy\ndef solve(): return 1")
 
 

@@ -48,8 +48,9 @@ def setup(app: Sphinx) -> dict:
         provenance,
         downloads,
         live,
+        reference,
         scoreboard,
-            editions,
+        editions,
         hover,
         finding,
     )

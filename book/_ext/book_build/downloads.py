@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
+import posixpath
 import re
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import nbformat
 from sphinx.application import Sphinx
@@ -61,13 +62,7 @@ class References:
             names = [
                 " ".join(p.last_names) or " ".join(p.first_names) for p in entry.persons["author"]
             ]
-            who = (
-                names[0]
-                if len(names) == 1
-                else " and ".join(names)
-                if len(names) == 2
-                else f"{names[0]} et al."
-            )
+            who = " and ".join(names) if len(names) <= 2 else f"{names[0]} et al."
             cited.append((who, entry.fields.get("year", "")))
         if role in ("cite:t", "cite:ts", "cite:ct"):
             return ", ".join(f"{who} ({year})" for who, year in cited)
@@ -99,23 +94,20 @@ class References:
         )
 
     def _page(self, path: str) -> str:
-        folder = (
-            PurePosixPath("/")
-            if path.startswith("/")
-            else PurePosixPath("/") / PurePosixPath(self.docname).parent
-        )
-        parts: list[str] = []
-        for part in (folder / path.lstrip("/")).parts[1:]:
-            parts = parts[:-1] if part == ".." else [*parts, part]
-        return re.sub(r"\.(md|ipynb|html)$", "", "/".join(parts))
+        folder = "" if path.startswith("/") else posixpath.dirname(self.docname)
+        path = posixpath.normpath(posixpath.join(folder, path.lstrip("/")))
+        return re.sub(r"\.(md|ipynb|html)$", "", path)
 
     def _to(self, text: str, docname: str, anchor: str) -> str:
         """Link to a place on this page, to a sibling notebook, or to a page of the published book."""
         if docname == self.docname:
             return f"[{text}]({anchor})" if anchor else text
+        folder = posixpath.dirname(f"_sources/{self.docname}")
         if self.env.metadata[docname].get("kernelspec"):
-            return f"[{text}]({relative(docname, self.docname)}.ipynb{anchor})"
-        return f"[{text}]({relative('../' + docname, self.docname)}.html{anchor})"
+            file = f"_sources/{docname}.ipynb"
+        else:
+            file = f"{docname}.html"
+        return f"[{text}]({posixpath.relpath(file, folder)}{anchor})"
 
     def _glued(self, target: str) -> str:
         """Return a glued value, formatted as on the page: ``[page::]name[:format]``."""
@@ -130,14 +122,6 @@ class References:
             return format(value, form) if form else str(value)
         except (ValueError, SyntaxError):
             return plain
-
-
-def relative(target: str, source: str) -> str:
-    """Return the path from one page's folder to another page."""
-    up = "../" * (len(PurePosixPath(source).parts) - 1)
-    own = PurePosixPath(source).parent
-    inside = own != PurePosixPath(".") and PurePosixPath(target).is_relative_to(own)
-    return str(PurePosixPath(target).relative_to(own)) if inside else up + target
 
 
 def opening_cells(app: Sphinx, docname: str) -> list:

@@ -25,7 +25,9 @@ WORDS = {
     "pdf": "The whole book as a PDF",
     "zip": "The whole site, to open without a network",
 }
-NONE = "<p><code>make editions</code> makes the whole book as a PDF, and the site as an archive.</p>"
+NONE = (
+    "<p><code>make editions</code> makes the whole book as a PDF, and the site as an archive.</p>"
+)
 BEGIN, END = "<!-- take-away -->", "<!-- /take-away -->"
 MARKED = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
 NOT_ARCHIVED = (".nojekyll", ".buildinfo", FILES["zip"])

@@ -83,7 +83,9 @@ class States:
         self.common = hashlib.sha256(repr(sys.version_info[:2]).encode())
         self.common.update(repr(library_versions(libraries)).encode())
         files = {path for name in data for path in (root / name).rglob("*")}
-        files |= {path for path in (root / package).rglob("*") if path.suffix not in (".py", ".pyc")}
+        files |= {
+            path for path in (root / package).rglob("*") if path.suffix not in (".py", ".pyc")
+        }
         for path in sorted(path for path in files if path.is_file()):
             self.common.update(f"{path.relative_to(root).as_posix()}\0".encode())
             self.common.update(hashlib.sha256(path.read_bytes()).digest())
@@ -119,6 +121,7 @@ def read_notebook(env, docname: str, text: str):
     return None if reader is None else (reader.read(text), reader.read_fmt)
 
 
+@cache
 def state_of(app: Sphinx, docname: str, text: str) -> str | None:
     """Return the state of a page; None if it holds no code."""
     page = read_notebook(app.env, docname, text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from urllib.parse import quote
@@ -62,19 +63,15 @@ def own_templates(app: Sphinx, config) -> None:
 
 
 def public_names(app: Sphinx, env, node, contnode):
-    """Let ``lipcore.name`` refer to where the reference documents it, such as ``lipcore.spectral.name``."""
-    target = node.get("reftarget", "")
-    if node.get("refdomain") != "py" or not target.startswith("lipcore."):
+    """Let ``lipcore.name``, ``lipcore.bounds.name`` or ``name`` refer to the module where it is documented."""
+    package, _, name = node.get("reftarget", "").rpartition(".")
+    if node.get("refdomain") != "py" or not f"{package or 'lipcore'}.".startswith("lipcore."):
         return None
-    name = target.rpartition(".")[2]
-    homes = [
-        k
-        for k in env.get_domain("py").objects
-        if k.startswith("lipcore.") and k.endswith(f".{name}")
-    ]
+    objects = env.get_domain("py").objects
+    homes = [k for k in objects if k.startswith("lipcore.") and k.endswith(f".{name}")]
     if len(homes) != 1:
         return None
-    home = env.get_domain("py").objects[homes[0]]
+    home = objects[homes[0]]
     return make_refnode(app.builder, node["refdoc"], home.docname, home.node_id, contnode, homes[0])
 
 
@@ -83,10 +80,16 @@ def shapes_are_no_emphasis(app: Sphinx, what, name, obj, options, lines: list[st
     lines[:] = [re.sub(r"(?<=[(\s])\*(?=\w+[,)])", r"\\*", line) for line in lines]
 
 
+def write_on_all_cores(app: Sphinx, env) -> None:
+    """Write pages in parallel; they are read one after the other."""
+    app.parallel = os.cpu_count() or 1
+
+
 def setup(app: Sphinx) -> None:
     """Register the hooks; the theme makes its buttons at priority 501."""
     app.connect("config-inited", own_templates)
     app.connect("doctree-read", unique_ids)
+    app.connect("env-updated", write_on_all_cores)
     app.connect("missing-reference", public_names)
     app.connect(
         "autodoc-process-docstring", shapes_are_no_emphasis, priority=100

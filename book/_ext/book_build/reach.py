@@ -10,7 +10,6 @@ whole package.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -34,36 +33,45 @@ def strip_docstrings(tree: ast.Module) -> ast.Module:
     return tree
 
 
-def imports(tree: ast.Module, folder: str) -> Iterator[tuple[str, str, str]]:
-    """List what a file imports: the module, the name in it (or none), and the name it gets here."""
-    for node in ast.walk(tree):
+class Uses:
+    """What a file imports and which names it uses."""
+
+    def __init__(self, tree: ast.Module, folder: str = ""):
+        self.imports: list[tuple[str, str, str]] = []  # (module, name in it or "", name here)
+        self.chains: list[tuple[str, list[str]]] = []  # ("a", ["b", "c"]) for a.b.c
+        self.names: set[str] = set()  # what stands in the file, imported or used
+        inner: set[ast.AST] = set()
+        for node in ast.walk(tree):  # the whole of a.b.c comes before its parts
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                self._add_import(node, folder)
+            elif isinstance(node, ast.Attribute | ast.Name) and node not in inner:
+                attributes: list[str] = []
+                while isinstance(node, ast.Attribute):
+                    attributes.insert(0, node.attr)
+                    node = node.value
+                    inner.add(node)
+                if isinstance(node, ast.Name):
+                    self.chains.append((node.id, attributes))
+                    self.names.add(node.id)
+
+    def _add_import(self, node: ast.Import | ast.ImportFrom, folder: str) -> None:
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield alias.name, "", alias.asname or alias.name.split(".")[0]
-        if isinstance(node, ast.ImportFrom):
-            above = ".".join(folder.split(".")[: 1 - node.level or None]) if node.level else ""
-            home = ".".join(filter(None, [above, node.module]))
-            yield from ((home, alias.name, alias.asname or alias.name) for alias in node.names)
+                local = alias.asname or alias.name.split(".")[0]
+                self.imports.append((alias.name, "", local))
+                self.names |= set(alias.name.split("."))
+            return
+        above = ".".join(folder.split(".")[: 1 - node.level or None]) if node.level else ""
+        home = ".".join(filter(None, [above, node.module]))
+        for alias in node.names:
+            self.imports.append((home, alias.name, alias.asname or alias.name))
+            self.names.add(alias.name)
 
-
-def chains(tree: ast.Module) -> Iterator[tuple[str, list[str]]]:
-    """List every ``a.b.c`` of a file as ``("a", ["b", "c"])``, and every plain name with an empty list."""
-    inner = set()
-    for node in ast.walk(tree):  # the whole of a.b.c comes before its parts
-        attributes = []
-        while isinstance(node, ast.Attribute) and node not in inner:
-            attributes.insert(0, node.attr)
-            inner.add(node)
-            node = node.value
-        if isinstance(node, ast.Name) and node not in inner:
-            inner.add(node)
-            yield node.id, attributes
-
-
-def names_in(tree: ast.AST) -> set[str]:
-    """Return the names of a file, imported ones too, without what stands behind a dot."""
-    imported = {name for node in ast.walk(tree) if isinstance(node, ast.alias) for name in node.name.split(".")}
-    return imported | {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    @property
+    def computed(self) -> bool:
+        """Whether something may be imported or run by a name that is worked out."""
+        by_attribute = any("import_module" in attributes for _, attributes in self.chains)
+        return by_attribute or bool(self.names & COMPUTED)
 
 
 def defined_by(statement: ast.stmt) -> set[str]:
@@ -83,6 +91,11 @@ class Module:
         self.folder = name if self.is_folder else name.rpartition(".")[0]
 
     @cached_property
+    def uses(self) -> Uses:
+        """What the file imports and which names it uses."""
+        return Uses(self.tree, self.folder)
+
+    @cached_property
     def signature(self) -> str:
         """What of the file can matter for a result."""
         return ast.dump(self.tree)
@@ -95,15 +108,14 @@ class Module:
     @cached_property
     def passed_on(self) -> dict[str, tuple[str, str]]:
         """The names that the file imports from elsewhere: ``{name: (module, its name there)}``."""
-        found = imports(self.tree, self.folder)
-        return {local: (home, name) for home, name, local in found if name}
+        return {local: (home, name) for home, name, local in self.uses.imports if name}
 
     @cached_property
     def passes_on_only(self) -> bool:
         """Whether this is an ``__init__`` that only imports names for others."""
         return self.is_folder and all(
             isinstance(statement, ast.Import | ast.ImportFrom | ast.Pass)
-            or (isinstance(statement, ast.If) and names_in(statement.test) == {"TYPE_CHECKING"})
+            or (isinstance(statement, ast.If) and ast.unparse(statement.test) == "TYPE_CHECKING")
             or (defined_by(statement) and defined_by(statement) <= PASSED_OVER)
             for statement in self.tree.body
         )
@@ -124,8 +136,8 @@ class Package:
         """Return the full names of the modules that a piece of code can reach."""
         seen: set[str] = set()
         try:
-            page = ast.parse(code)
-            if names_in(page) & OTHER_PROCESSES:
+            page = Uses(ast.parse(code))
+            if page.names & OTHER_PROCESSES:
                 raise CannotTell
             todo = self.used_by(page)
             while todo:
@@ -140,16 +152,15 @@ class Package:
     def used_by_module(self, name: str) -> set[str]:
         """Return the modules that a module uses itself; an ``__init__`` that passes names on uses none."""
         module = self.modules[name]
-        return set() if module.passes_on_only else self.used_by(module.tree, module.folder)
+        return set() if module.passes_on_only else self.used_by(module.uses)
 
-    def used_by(self, tree: ast.Module, folder: str = "") -> set[str]:
-        """Return the modules that one file uses itself."""
-        by_attribute = {attribute for _, attributes in chains(tree) for attribute in attributes}
-        if names_in(tree) & COMPUTED or "import_module" in by_attribute:
+    def used_by(self, uses: Uses) -> set[str]:
+        """Return the modules behind what one file imports."""
+        if uses.computed:
             raise CannotTell
         used: set[str] = set()
         folders: dict[str, str] = {}  # names in this file that stand for folders
-        for home, name, local in imports(tree, folder):
+        for home, name, local in uses.imports:
             if name:
                 modules, found = self.follow(home, name)
             else:
@@ -159,7 +170,7 @@ class Package:
             used |= modules
             if found in self.modules and self.modules[found].is_folder:
                 folders[local] = found
-        for local, attributes in chains(tree):
+        for local, attributes in uses.chains:
             if local in folders:
                 used |= self.used_through(folders[local], attributes)
         return used
