@@ -51,7 +51,7 @@ zip: pdf  ## pack the pages into one archive that opens without a network
 	$(EDITION) zip
 
 editions: zip  ## make the PDF and the archive, and check both
-	$(BIN)/python -m pytest tests/editions -p no:cacheprovider
+	$(BIN)/python -m pytest tests/editions -p no:cacheprovider -n auto --dist loadfile
 
 wheel: $(STAMP)  ## build the wheel of lipcore into dist/
 	rm -rf dist build && $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .

@@ -25,8 +25,11 @@ import pikepdf
 import yaml
 from bs4 import BeautifulSoup, Tag
 
+from .hover import article_of
+
 LEFT_OUT = "script, style, template, canvas, iframe, button, a.headerlink, .d-print-none, .no-print, .toggle-button"
-HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
+SCALE = 0.9  # of paper to screen
+COLUMN = round(627 / SCALE)  # the column of an A4 page, in pixels of the screen
 # Typeset; without the hidden MathML beside each formula, which no PDF shows and which is wider than its line.
 READY = """() => MathJax.startup.promise.then(() => document.fonts.ready).then(() => {
   document.querySelectorAll('mjx-assistive-mml').forEach((e) => e.remove());
@@ -130,10 +133,8 @@ class Reader:
 
     def chapter(self, docname: str) -> Chapter:
         """Return one page without what only a screen needs."""
-        page = BeautifulSoup(
-            (self.site / f"{docname}.html").read_text(encoding="utf8"), "html.parser"
-        )
-        article = page.select_one("article.bd-article") or page.select_one("article")
+        page = article_of((self.site / f"{docname}.html").read_text(encoding="utf8"))
+        article = BeautifulSoup(page, "lxml").article
         self._strip(article)
         self._unfold(article)
         self._address(article, docname)
@@ -346,8 +347,9 @@ def print_document(browser, source: Path, target: Path) -> None:
         "print_background": True,
         "outline": True,
         "tagged": True,
+        "scale": SCALE,
     }
-    page = browser.new_page(viewport={"width": 627, "height": 950})  # the column of an A4 page
+    page = browser.new_page(viewport={"width": COLUMN, "height": 950})
     page.set_default_timeout(300_000)
     page.emulate_media(media="print")
     failed: list[str] = []
@@ -385,7 +387,7 @@ def replace_first_pages(path: Path, replacement: Path) -> None:
             if marks(old) != marks(page):
                 raise RuntimeError("the table of contents moved when its numbers were filled in")
             for key in ("/Contents", "/Resources"):
-                old[key] = pdf.copy_foreign(page.obj[key])
+                old[key] = pdf.copy_foreign(new.make_indirect(page[key]))
         pdf.save(path)
 
 
