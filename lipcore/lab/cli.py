@@ -1,4 +1,4 @@
-"""The command ``lipcore sweep``, which :mod:`lipcore.__main__` adds to the others.
+"""The command ``lipcore sweep``, which ``lipcore.__main__`` adds to the others.
 
 What needs PyTorch is imported where it is used, so that the help comes at once.
 """

@@ -241,7 +241,8 @@ def fetch(name: str) -> Path:
     if not source.files:
         raise ValueError(f"name: {name!r} is drawn at random, there is nothing to fetch")
     try:
-        import pooch
+        with quiet_import():
+            import pooch
     except ImportError as error:
         raise ImportError("weights need pooch: pip install 'lipcore[models]'") from error
     folder = cache_dir() / name
