@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 __all__ = [
-    "MATHS",
     "MIME_TYPE",
     "RATIO_TOLERANCE",
     "SOURCES",
@@ -32,7 +31,7 @@ RATIO_TOLERANCE = 1e-9  # relative rounding error allowed to a ratio that should
 
 _KEY = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _CITATION = re.compile(r"[a-z]+[0-9]{4}[a-z0-9]*")
-#: Mathematics in a statement.
+# Mathematics in a statement.
 MATHS = re.compile(r"\$([^$]+)\$")
 
 

@@ -46,7 +46,12 @@ def test_the_lock_lies_in_every_range(requirement):
 
 
 def test_the_package_alone_is_light():
-    assert {Requirement(r).name for r in PROJECT["dependencies"]} == {"numpy", "scipy", "torch"}
+    assert {Requirement(r).name for r in PROJECT["dependencies"]} == {
+        "numpy",
+        "scipy",
+        "torch",
+        "tqdm",
+    }
 
 
 def test_conda_installs_the_lock_on_the_same_python():
