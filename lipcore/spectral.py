@@ -89,7 +89,7 @@ def spectral_norm(
         probability is over this start: it means nothing for an operator that was built knowing it.
     probability : float, optional
         Confidence of ``upper``, in (0, 1). With None the iteration stops on its estimate of the
-        error alone, after about half of the products. Then nothing is promised but a lower bound:
+        error alone, a few products earlier. Then nothing is promised but a lower bound:
         a larger singular value whose vector is nearly orthogonal to the start is overlooked.
     upper_bound : Tensor or float, optional
         A bound of σ_max known from elsewhere (say :func:`lipcore.bounds.local_upper`): it becomes
