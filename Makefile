@@ -6,7 +6,7 @@ PIP_FLAGS ?=
 ATTACK_FLAGS ?=
 SWEEP_FLAGS ?=
 BENCH_FLAGS ?=
-PYTEST_FLAGS ?= -n auto --dist loadfile
+PYTEST_FLAGS ?= -n auto --dist worksteal
 
 VENV  := .venv
 BIN   := $(VENV)/bin
@@ -51,7 +51,7 @@ zip: pdf  ## pack the pages into one archive that opens without a network
 	$(EDITION) zip
 
 editions: zip  ## make the PDF and the archive, and check both
-	$(BIN)/python -m pytest tests/editions -p no:cacheprovider
+	$(BIN)/python -m pytest tests/editions -p no:cacheprovider -n auto --dist loadfile
 
 wheel: $(STAMP)  ## build the wheel of lipcore into dist/
 	rm -rf dist build && $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
@@ -66,8 +66,7 @@ test: $(STAMP) $(WEIGHTS)  ## test the package, its docstrings and the build
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 check: book  ## open every built page in a browser and check it
-	$(BIN)/python -m pytest tests/pages -p no:cacheprovider -n auto
-	@cat $(BUILD)/reading.txt
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/pages -p no:cacheprovider $(PYTEST_FLAGS)
 
 attack: $(STAMP) $(WEIGHTS)  ## try to break every bound, at length
 	$(BIN)/python -m lipcore.lab.attack --output $(BUILD)/attack.json $(ATTACK_FLAGS)

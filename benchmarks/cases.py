@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lipcore import Attention, local_lipschitz, models
-from lipcore.jacobian import AttentionJacobian
+from lipcore.jacobian import AttentionJacobian, cut_into_tiles
 from lipcore.models.texts import load_text, sequences
 
 LENGTHS = (8, 32, 64, 128, 256)
@@ -85,15 +85,27 @@ def bare_pair(J: AttentionJacobian):
 
     The two products of the scores' tangents are made as one here, of twice the width, which is quicker.
     """
-    (rows_of_q, n, k), p = J._q.shape, J._v.shape[-1]
-    wide, output = J._projection.flatten(0, 1), J.attention.output
-    tokens = math.prod(J.batch_shape) * n
+    attention = J.attention
+    n = J.input_shape[0]
+    k = attention.query.shape[1]
+    p = attention.value.shape[1]
+    sequences = math.prod(J.batch_shape)
+    blocks = sequences * attention.heads
+    wide = torch.cat([attention.query, attention.key, attention.value], dim=1).flatten(0, 1)
+    output = attention.output
+    tokens = sequences * n
     H, moved = torch.randn(tokens, wide.shape[1]), torch.randn(tokens, wide.shape[0])
     joined, G = torch.randn(tokens, output.shape[1]), torch.randn(tokens, output.shape[0])
-    left, right, q, g = (torch.randn(rows_of_q, n, size) for size in (2 * k, 2 * k, k, p))
+    left, right, q, g = (torch.randn(blocks, n, size) for size in (2 * k, 2 * k, k, p))
     mixed, keys, values = torch.empty_like(g), torch.empty_like(q), torch.empty_like(g)
-    there, back = [(torch.mm, H, wide.mT, moved)], [(torch.mm, G, output, joined)]
-    for heads, rows, seen, P, (tile, _) in J._tiles():
+    there = [(torch.mm, H, wide.mT, moved)]
+    back = [(torch.mm, G, output, joined)]
+    cuts = cut_into_tiles(blocks, n, H.element_size())
+    scratch = None  # of the first and largest tile; the others work in the same memory
+    for heads, rows, seen in cuts:
+        P = torch.rand(heads.stop - heads.start, rows.stop - rows.start, n)
+        scratch = torch.empty(P.numel()) if scratch is None else scratch
+        tile = scratch[: P.numel()].view(P.shape)
         there += [
             (torch.bmm, left[heads, rows], right[heads, seen].mT, tile),
             (torch.bmm, P, g[heads, seen], mixed[heads, rows]),

@@ -23,7 +23,9 @@ from benchmarks.test_products import BASE, GROWTH
 METHODS = {
     "test_lipcore": "lipcore",
     "test_lanczos_on_autodiff": "the same on autodiff",
+    "test_lipcore_without_certificate": "lipcore, no certificate",
     "test_power_iteration": "power iteration",
+    "test_power_iteration_with_an_oracle": "power iteration, oracle",
     "test_svds": "svds",
     "test_dense": "dense",
 }

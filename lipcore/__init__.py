@@ -40,7 +40,7 @@ _HOMES = {
 
 
 def __getattr__(name: str):
-    """Import on first use: help on the command line, and pages that only claim, need no PyTorch."""
+    """Import on first use: the command line's help and the claims of pages need no PyTorch."""
     if name in _HOMES:
         value = getattr(importlib.import_module(f"lipcore.{_HOMES[name]}"), name)
     elif name in __all__:

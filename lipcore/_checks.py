@@ -12,7 +12,7 @@ from torch import Tensor
 def check_real_tensor(
     name: str, value: object, *, ndim: int | None = None, min_ndim: int = 0
 ) -> Tensor:
-    """Return ``value`` if it is a finite float32 or float64 tensor of this rank, else raise."""
+    """Return ``value`` if it is a finite float32 or float64 tensor of that rank, else raise."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor, got {type(value).__name__}")
     if value.layout != torch.strided or value.is_meta:
@@ -20,8 +20,8 @@ def check_real_tensor(
         raise TypeError(f"{name}: expected a dense tensor with entries, got one {kind}")
     if value.dtype not in (torch.float32, torch.float64):
         got = str(value.dtype).removeprefix("torch.")
-        advice = "convert it first: .double() for claims, .float() for speed"
-        raise TypeError(f"{name}: expected float32 or float64, got {got} ({advice})")
+        cure = "convert it first: .double() for claims, .float() for speed"
+        raise TypeError(f"{name}: expected float32 or float64, got {got} ({cure})")
     shape = tuple(value.shape)
     if ndim is not None and value.ndim != ndim:
         raise ValueError(f"{name}: expected {ndim} dimensions, got shape {shape}")
@@ -75,7 +75,12 @@ def check_scores(queries: Tensor, keys: Tensor) -> None:
 
 
 def check_number(
-    name: str, value: object, *, minimum=-math.inf, maximum=math.inf, strict=False
+    name: str,
+    value: object,
+    *,
+    minimum: float = -math.inf,
+    maximum: float = math.inf,
+    strict: bool = False,
 ) -> float:
     """Return ``value`` as a float if it is a finite real number in the stated range, else raise."""
     if isinstance(value, Tensor) and value.ndim == 0:
@@ -101,3 +106,13 @@ def check_count(name: str, value: object, *, minimum: int = 1) -> int:
     if value < minimum:
         raise ValueError(f"{name}: expected at least {minimum}, got {int(value)}")
     return int(value)
+
+
+def check_head(A: object, V: object) -> tuple[Tensor, Tensor]:
+    """Return A and V if they are a head's matrices, (d, d) and (p, d) of one kind, else raise."""
+    A = check_square("A", A)
+    V = check_real_tensor("V", V, ndim=2)
+    check_same_kind("V", V, A, "A")
+    if V.shape[1] != A.shape[0]:
+        raise ValueError(f"V: expected {A.shape[0]} columns as A has, got shape {tuple(V.shape)}")
+    return A, V

@@ -1,13 +1,13 @@
 """Self-attention as a map on tokens: heads, biases, masks, rotary positions, output projection.
 
 Tokens are the rows of X (…, n, d); dimensions before the last two are a batch. Arguments that do
-not fit or are not finite, and scores that overflow, raise a ValueError or a TypeError.
+not fit, are not finite, or are not float32 or float64 raise a ValueError or a TypeError.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -32,9 +32,14 @@ def attention_map(X: Tensor, A: Tensor, V: Tensor, *, causal: bool = False) -> T
     Parameters
     ----------
     X : Tensor, shape (…, n, d)
-    A, V : Tensor, shapes (d, d) and (p, d)
+    A : Tensor, shape (d, d)
+    V : Tensor, shape (p, d)
     causal : bool
-        Whether token i sees only the tokens j ≤ i: the masked map :math:`f^m`, (…, n, p).
+        Whether token i sees only the tokens j ≤ i: the masked map :math:`f^m`.
+
+    Returns
+    -------
+    Tensor, shape (…, n, p)
 
     Examples
     --------
@@ -58,7 +63,7 @@ class Attention:
     Parameters
     ----------
     query, key : Tensor, shapes (heads, k, d) and (key heads, k, d)
-        Fewer key heads than heads is grouped-query attention: ``heads / key heads`` share each.
+        Fewer key heads than heads is grouped-query attention.
     value : Tensor, shape (key heads, p, d)
     query_bias, key_bias, value_bias : Tensor, shapes (·, k), (·, k), (·, p), optional
     output : Tensor, shape (q, heads·p), optional
@@ -69,11 +74,11 @@ class Attention:
     mask : Tensor of bool, shape (n, n), optional
         True where query i may see key j; it fixes n.
     log_weights : Tensor, shape (n,), optional
-        Logarithm of each token's mass (−∞ is none): ``P_ij ∝ w_j exp(s_ij)``; it fixes n.
+        Logarithm of each token's mass, −∞ for none: ``P_ij ∝ w_j exp(s_ij)``; it fixes n.
     scale : float, optional
         λ; ``1/√k`` if left out.
     rotary : Tensor, shape (k/2,), optional
-        Frequencies ω: token i is turned by the angles i·ω (:prf:ref:`prop-norm-rotary`).
+        Frequencies ω: query and key of token i turn by i·ω (:prf:ref:`prop-norm-rotary`).
 
     Examples
     --------
@@ -106,37 +111,32 @@ class Attention:
         self._check_mask()
         scale = 1 / math.sqrt(self.query.shape[1]) if self.scale is None else self.scale
         object.__setattr__(self, "scale", check_number("scale", scale))
-        repeats = self.query.shape[0] // self.key.shape[0]
+        groups = self.query.shape[0] // self.key.shape[0]
         for name in ("key", "value", "key_bias", "value_bias"):
             shared = getattr(self, name)
-            if repeats > 1 and shared is not None:  # one copy a head: no formula needs a case
-                object.__setattr__(self, name, shared.repeat_interleave(repeats, dim=0))
+            if groups > 1 and shared is not None:  # one copy a head: no formula needs a case
+                object.__setattr__(self, name, shared.repeat_interleave(groups, dim=0))
 
     def _check_shapes(self) -> None:
         heads, k, d = self.query.shape
-        groups = self.key.shape[0]
+        key_heads = self.key.shape[0]
         p = self.value.shape[1]
-        if min(heads, groups, k, d, p) == 0:
+        if min(heads, key_heads, k, d, p) == 0:
             shapes = [tuple(part.shape) for part in (self.query, self.key, self.value)]
             raise ValueError(f"query, key, value: expected non-empty tensors, got shapes {shapes}")
-        if heads % groups:
-            raise ValueError(f"key: expected a number of heads that divides {heads}, got {groups}")
+        if heads % key_heads:
+            allowed = f"a number of heads that divides {heads}"
+            raise ValueError(f"key: expected {allowed}, got {key_heads}")
         if self.rotary is not None and k % 2:
             raise ValueError(f"rotary: expected an even head dimension k, got k={k}")
+        if self.output is None and self.output_bias is not None:
+            raise ValueError("output_bias: expected an output beside it, got output=None")
         if self.output is not None:
             check_real_tensor("output", self.output, ndim=2)
-        elif self.output_bias is not None:
-            raise ValueError("output_bias: expected an output beside it, got output=None")
-        expected = {
-            "key": (groups, k, d),
-            "value": (groups, p, d),
-            "query_bias": (heads, k),
-            "key_bias": (groups, k),
-            "value_bias": (groups, p),
-            "output": (self.output_dim, heads * p),
-            "output_bias": (self.output_dim,),
-            "rotary": (k // 2,),
-        }
+        q = None if self.output is None else self.output.shape[0]
+        expected = {"key": (key_heads, k, d), "value": (key_heads, p, d), "rotary": (k // 2,)}
+        expected |= {"output": (q, heads * p), "output_bias": (q,), "query_bias": (heads, k)}
+        expected |= {"key_bias": (key_heads, k), "value_bias": (key_heads, p)}
         for name, shape in expected.items():
             tensor = getattr(self, name)
             if tensor is None:
@@ -147,27 +147,35 @@ class Attention:
                 raise ValueError(f"{name}: expected shape {shape}, got {tuple(tensor.shape)}")
 
     def _check_mask(self) -> None:
-        for name in ("mask", "log_weights"):
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, Tensor):
-                raise TypeError(f"{name}: expected a torch.Tensor, got {type(value).__name__}")
         mask = self.mask
         masses = self.log_weights
+        for name, value in (("mask", mask), ("log_weights", masses)):
+            if value is not None and not isinstance(value, Tensor):
+                raise TypeError(f"{name}: expected a torch.Tensor, got {type(value).__name__}")
+        square = mask is None or (mask.ndim == 2 and mask.shape[0] == mask.shape[1])
+        if mask is not None and (mask.dtype != torch.bool or not square):
+            got = f"{mask.dtype} of shape {tuple(mask.shape)}"
+            raise ValueError(f"mask: expected a boolean (n, n) tensor, got {got}")
         if masses is not None:
             check_same_kind("log_weights", masses, self.query, "query")
             if masses.ndim != 1 or not bool((masses < math.inf).all()):
                 raise ValueError("log_weights: expected a vector of numbers below +infinity")
-        if mask is not None:
-            n = max(mask.shape, default=0) if masses is None else len(masses)
-            if mask.dtype != torch.bool or mask.shape != (n, n):
-                got = f"{mask.dtype} of shape {tuple(mask.shape)}"
-                raise ValueError(f"mask: expected a boolean ({n}, {n}) tensor, got {got}")
-            seen = self.mask_scores_(self.query.new_zeros(n, n), slice(0, n)) > -math.inf
-        elif masses is not None:  # the first key decides, or any of them: no n × n array
-            seen = (masses[:1] if self.causal else masses) > -math.inf
-        if (mask is not None or masses is not None) and not bool(seen.any(-1).all()):
+            if mask is not None and mask.shape[0] != len(masses):
+                got = tuple(mask.shape)
+                raise ValueError(f"mask: expected {len(masses)} rows as log_weights, got {got}")
+        if not self._every_row_sees_a_key():
             names = "mask, log_weights"
             raise ValueError(f"{names}: expected a visible key in every row, got a row with none")
+
+    def _every_row_sees_a_key(self) -> bool:
+        if self.mask is None and self.log_weights is None:
+            return True
+        if self.mask is None:  # the first key decides, or any of them: no n × n array
+            seen = self.log_weights > -math.inf
+            return bool(seen[0] if self.causal else seen.any())
+        n = self.mask.shape[0]
+        scores = self.mask_scores_(self.query.new_zeros(n, n), slice(0, n))
+        return bool((scores > -math.inf).any(-1).all())
 
     @classmethod
     def from_matrices(cls, A: Tensor, V: Tensor, **options) -> Attention:
@@ -175,24 +183,19 @@ class Attention:
 
         Parameters
         ----------
-        A, V : Tensor, shapes (d, d) and (p, d)
+        A : Tensor, shape (d, d)
+        V : Tensor, shape (p, d)
         **options
-            ``causal``, ``mask``, ``log_weights`` and ``output``, as in :class:`Attention`.
-
-        Examples
-        --------
-        >>> import torch
-        >>> attention = Attention.from_matrices(torch.eye(2), torch.ones(1, 2), causal=True)
-        >>> attention(torch.tensor([[1.0, 0.0], [0.0, 1.0]])).shape
-        torch.Size([2, 1])
+            ``causal``, ``mask`` and ``log_weights`` of :class:`Attention`.
         """
         check_square("A", A)
         check_real_tensor("V", V, ndim=2)
         check_same_kind("V", V, A, "A")
-        if V.shape[1] != len(A):
-            raise ValueError(f"V: expected {len(A)} columns as A has, got shape {tuple(V.shape)}")
-        identity = torch.eye(len(A), dtype=A.dtype, device=A.device)
-        return cls(A[None], identity[None], V[None], scale=1.0, **options)
+        d = A.shape[0]
+        if V.shape[1] != d:
+            raise ValueError(f"V: expected {d} columns as A has, got shape {tuple(V.shape)}")
+        identity = torch.eye(d, dtype=A.dtype, device=A.device)
+        return cls(query=A[None], key=identity[None], value=V[None], scale=1.0, **options)
 
     @property
     def heads(self) -> int:
@@ -211,10 +214,12 @@ class Attention:
 
     def to(self, *args, **kwargs) -> Attention:
         """Move or convert every tensor, as :meth:`torch.Tensor.to` does; a mask stays boolean."""
-        tensors = {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
-        moved = {name: tensor.to(*args, **kwargs) for name, tensor in tensors.items()}
-        if self.mask is not None:
-            moved["mask"] = moved["mask"].bool()
+        moved = {}
+        for field in fields(self):
+            tensor = getattr(self, field.name)
+            if isinstance(tensor, Tensor):
+                new = tensor.to(*args, **kwargs)
+                moved[field.name] = new.bool() if tensor.dtype == torch.bool else new
         return replace(self, **moved)
 
     def head(self, index: int) -> Attention:
@@ -230,31 +235,24 @@ class Attention:
         return replace(self, **picked, output_bias=None)
 
     def compressed(self) -> tuple[Attention, Tensor, Tensor]:
-        r"""Return the same layer in fewer dimensions, and orthonormal frames that lead back.
+        r"""Return the same layer in fewer dimensions, and the orthonormal frames that lead back.
 
-        What a layer does to tokens passes through the rows of Q_h, K_h, V_h and the columns of W_h.
-        With orthonormal bases Z, U of their spans :math:`f(X) = g(XZ)\,U^\top`, up to the output
-        bias, and the Jacobians of f and g have the same norm (:prf:ref:`prop-fast-heads`).
+        What a layer does to tokens passes through the rows of Q_h, K_h and V_h, and comes out
+        through the columns of W_h. With orthonormal bases Z, U of these spaces,
+        :math:`f(X) = g(XZ)\,U^\top` up to the output bias, and the Jacobians of f and g have the
+        same norm (:prf:ref:`prop-fast-heads`).
 
         Returns
         -------
         g : Attention
-        Z, U : Tensor, shapes (d, min(d, heads·(2k + p))), (output_dim, min(output_dim, heads·p))
-            Identities where nothing is gained.
-
-        Examples
-        --------
-        >>> import torch
-        >>> f = Attention(*torch.randn(3, 1, 2, 50), output=torch.randn(50, 2))
-        >>> g, Z, U = f.compressed()
-        >>> g.d, g.output_dim, Z.shape, U.shape
-        (6, 2, torch.Size([50, 6]), torch.Size([50, 2]))
+        Z : Tensor, shape (d, min(d, heads · (2k + p)))
+            The identity where nothing is gained.
+        U : Tensor, shape (output_dim, min(output_dim, heads · p))
         """
         weights = {name: getattr(self, name) for name in ("query", "key", "value")}
         Z = _frame(torch.cat([weight.flatten(0, 1) for weight in weights.values()]).mT)
-        U = _frame(
-            self.query.new_zeros(2 * (self.output_dim,)) if self.output is None else self.output
-        )
+        no_output = self.query.new_zeros(self.output_dim, self.output_dim)
+        U = _frame(no_output if self.output is None else self.output)
         changed = {}
         if Z.shape[1] < self.d:
             changed |= {name: weight @ Z for name, weight in weights.items()}
@@ -269,13 +267,14 @@ class Attention:
         return self.heads * (2 * k + p) < self.d or self.heads * p < self.output_dim
 
     def score_matrices(self) -> Tensor:
-        r""":math:`A_h = \lambda K_h^\top Q_h`, (heads, d, d); if rotary, of equal positions."""
+        r""":math:`A_h = \lambda K_h^\top Q_h`, (heads, d, d); if rotary, at equal positions."""
         return self.scale * self.key.mT @ self.query
 
     def score_offsets(self) -> Tensor:
         r""":math:`c_h = \lambda K_h^\top b^q_h`, shape (heads, d): what biases do to scores.
 
-        These are :math:`(A_h x_i + c_h)\cdot x_j`, but for what cancels (:prf:ref:`prop-biases`).
+        Scores are :math:`(A_h x_i + c_h)\cdot x_j` up to a constant in j, which the softmax
+        cancels (:prf:ref:`prop-biases`).
         """
         if self.query_bias is None:
             return self.query.new_zeros(self.heads, self.d)
@@ -300,13 +299,14 @@ class Attention:
         return vectors if angles is None else rotate(vectors, -angles if back else angles)
 
     def project(self, X: Tensor, *, value_bias: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries times λ, keys, and values of every head, shapes (…, heads, n, k | k | p)."""
+        """Queries times λ, keys and values of every head, shapes (…, heads, n, k | k | p).
+
+        Values without their bias have the same derivative, and keep their digits where it is large.
+        """
         queries = self.rotated(_per_head(X, self.query, self.query_bias))
         keys = self.rotated(_per_head(X, self.key, self.key_bias))
         values = _per_head(X, self.value, self.value_bias if value_bias else None)
-        queries = self.scale * queries
-        check_scores(queries, keys)
-        return queries, keys, values
+        return self.scale * queries, keys, values
 
     def mask_scores_(self, scores: Tensor, rows: slice) -> Tensor:
         """Mask the scores (…, rows, columns) of ``rows`` against the first keys, in place."""
@@ -332,27 +332,20 @@ class Attention:
         n = X.shape[-2]
         for name in ("mask", "log_weights"):
             tensor = getattr(self, name)
-            if tensor is not None and tensor.shape[0] != n:
-                raise ValueError(f"X: expected {tensor.shape[0]} tokens as {name} has, got {n}")
+            if tensor is not None and len(tensor) != n:
+                raise ValueError(f"X: expected {len(tensor)} tokens as {name} has, got {n}")
         return X
 
     def weights(self, X: Tensor) -> Tensor:
-        """Attention weights P, shape (…, heads, n, n); each row sums to one.
-
-        Examples
-        --------
-        >>> import torch
-        >>> f = Attention.from_matrices(torch.zeros(1, 1), torch.ones(1, 1), causal=True)
-        >>> f.weights(torch.ones(2, 1))
-        tensor([[[1.0000, 0.0000],
-                 [0.5000, 0.5000]]])
-        """
+        """Attention weights P, shape (…, heads, n, n); each row sums to one."""
         queries, keys, _ = self.project(self.check_input(X))
+        check_scores(queries, keys)
         return self.row_weights(queries, keys, slice(0, X.shape[-2]))
 
     def __call__(self, X: Tensor) -> Tensor:
         """f(X), shape (…, n, output_dim), for X of shape (…, n, d). Differentiable in X."""
         queries, keys, values = self.project(self.check_input(X))
+        check_scores(queries, keys)
         P = self.row_weights(queries, keys, slice(0, X.shape[-2]))
         return self.join_heads(P @ values, bias=True)
 
@@ -369,16 +362,13 @@ class Attention:
 
 
 def rotate(vectors: Tensor, angles: Tensor) -> Tensor:
-    """Rotary positions: the plane (r, r + k/2) of each vector (…, n, k) turned by ``angles[…, r]``.
+    r"""Rotate the plane (r, r + k/2) of each vector by ``angles[…, r]``: the rotary position map.
 
-    Examples
-    --------
-    >>> import math, torch
-    >>> rotate(torch.tensor([[1.0, 0.0]]), torch.tensor([[math.pi / 2]])).round(decimals=6).abs()
-    tensor([[0., 1.]])
+    An isometry of each vector of ``vectors`` (…, n, k), undone by ``-angles``, of shape (n, k/2).
     """
     first, second = vectors.chunk(2, dim=-1)
-    cos, sin = angles.cos(), angles.sin()
+    cos = angles.cos()
+    sin = angles.sin()
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 

@@ -1,23 +1,27 @@
-"""Jacobians as linear operators: of attention in three terms, of any smooth map by autodiff.
+"""Jacobians as linear operators: attention's in three terms, any differentiable map's by autodiff.
 
-Operators act on arrays of tokens, such as (*batch, n, d), and are known by their products alone.
-Arguments that do not fit raise a ValueError or a TypeError.
+An operator is known by its products with arrays of tokens, (…, n, d); each member of the batch
+has its own Jacobian. Arguments that do not fit raise a ValueError or a TypeError.
 """
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import itertools
 import math
 import threading
-import warnings
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.backends import mha
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lipcore._checks import check_same_kind, check_tokens
+from lipcore._checks import check_same_kind, check_scores, check_tokens
+
+if TYPE_CHECKING:
+    from lipcore.attention import Attention
 
 #: Attention weights are stored up to this many bytes; beyond, every product works them out anew.
 WEIGHTS_BYTES = 2**28
@@ -38,24 +42,23 @@ class LinearOperator:
     ----------
     batch_shape, input_shape, output_shape : tuple of int
         Shapes of the batch, and of one input and one output without it.
-    dtype, device
-        Of the inputs and outputs.
+    uses_autodiff : bool
+        Whether products need PyTorch's autodiff, and so cannot run in its inference mode.
     """
 
-    def _describe(self, like, batch_shape, input_shape, output_shape) -> None:
-        """Set the attributes; the kind of numbers is that of a tensor or operator ``like``."""
-        self.batch_shape = tuple(batch_shape)
-        self.input_shape = tuple(input_shape)
-        self.output_shape = tuple(output_shape)
-        self.dtype = like.dtype
-        self.device = like.device
+    batch_shape: tuple[int, ...]
+    input_shape: tuple[int, ...]
+    output_shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    uses_autodiff: bool = True
 
     def matvec(self, H: Tensor) -> Tensor:
-        """J[H]: (*batch, *input_shape) → (*batch, *output_shape). H must be left as it is."""
+        """J[H], (…, input_shape) → (…, output_shape). H must be left as it is."""
         raise NotImplementedError
 
     def rmatvec(self, G: Tensor) -> Tensor:
-        """Jᵀ[G]: (*batch, *output_shape) → (*batch, *input_shape). G must be left as it is."""
+        """Jᵀ[G], (…, output_shape) → (…, input_shape). G must be left as it is."""
         raise NotImplementedError
 
     @property
@@ -66,14 +69,10 @@ class LinearOperator:
     @property
     def T(self) -> LinearOperator:
         """The transposed operator."""
-        transposed = LinearOperator()
-        transposed._describe(self, self.batch_shape, self.output_shape, self.input_shape)
-        transposed.matvec = self.rmatvec
-        transposed.rmatvec = self.matvec
-        return transposed
+        return _Transposed(self)
 
     def dense(self) -> Tensor:
-        """The matrices, (*batch, rows, columns), a product for each column: for small cases."""
+        """The matrices, (…, rows, columns), a product for each column: for small cases."""
         rows, columns = self.shape
         basis = torch.eye(columns, dtype=self.dtype, device=self.device)
         shape = (*self.batch_shape, *self.input_shape)
@@ -92,20 +91,37 @@ class LinearOperator:
         return tensor
 
 
-class MatrixOperator(LinearOperator):
-    """A batch of matrices, shape (*batch, rows, columns), as an operator.
+class _Transposed(LinearOperator):
+    def __init__(self, operator: LinearOperator) -> None:
+        self.operator = operator
+        self.input_shape = operator.output_shape
+        self.output_shape = operator.input_shape
+        for name in ("batch_shape", "dtype", "device", "uses_autodiff"):
+            setattr(self, name, getattr(operator, name))
 
-    Examples
-    --------
-    >>> import torch
-    >>> MatrixOperator(torch.tensor([[1.0, 2.0]])).matvec(torch.tensor([1.0, 1.0]))
-    tensor([3.])
-    """
+    def matvec(self, H: Tensor) -> Tensor:
+        return self.operator.rmatvec(H)
+
+    def rmatvec(self, G: Tensor) -> Tensor:
+        return self.operator.matvec(G)
+
+    @property
+    def T(self) -> LinearOperator:
+        return self.operator
+
+
+class MatrixOperator(LinearOperator):
+    """A batch of matrices, shape (…, rows, columns), as an operator."""
+
+    uses_autodiff = False
 
     def __init__(self, matrix: Tensor) -> None:
         self.matrix = check_tokens(matrix, name="matrix")
-        *batch, rows, columns = matrix.shape
-        self._describe(matrix, batch, (columns,), (rows,))
+        self.batch_shape = tuple(matrix.shape[:-2])
+        self.input_shape = (matrix.shape[-1],)
+        self.output_shape = (matrix.shape[-2],)
+        self.dtype = matrix.dtype
+        self.device = matrix.device
 
     def matvec(self, H: Tensor) -> Tensor:
         """Matrix times vector."""
@@ -129,13 +145,15 @@ class AttentionJacobian(LinearOperator):
     It is applied in the space of queries, keys and values. The tangent of the scores is
     :math:`S_{ij} = \dot q_i\cdot k_j + q_i\cdot\dot k_j`, and the last two terms are
     :math:`\sum_j P_{ij} (S_{ij} - \bar s_i) v_j`, with :math:`\bar s_i` the mean of :math:`S_i`
-    under P_i. P is visited in tiles, a few heads and some rows at a time. It is kept where it is
-    small (``WEIGHTS_BYTES``), else each product works it out anew: memory is then linear in n.
+    under P_i. P is visited in tiles, a few heads and some rows at a time.
 
     Parameters
     ----------
     attention : Attention
     X : Tensor, shape (…, n, d)
+    store : bool, optional
+        Whether to keep P, as is done where it is small (``WEIGHTS_BYTES``). Else each product works
+        it out anew, tile by tile: memory is then linear in n.
 
     Examples
     --------
@@ -146,30 +164,38 @@ class AttentionJacobian(LinearOperator):
     tensor([1., 1., 1.])
     """
 
+    uses_autodiff = False
+
     @torch.no_grad()
-    def __init__(self, attention, X: Tensor) -> None:
+    def __init__(self, attention: Attention, X: Tensor, *, store: bool | None = None) -> None:
         X = attention.check_input(X).detach()
-        *batch, n, d = X.shape
-        self._describe(X, batch, (n, d), (n, attention.output_dim))
+        n = X.shape[-2]
         self.attention = attention
+        self.batch_shape = tuple(X.shape[:-2])
+        self.input_shape = (n, attention.d)
+        self.output_shape = (n, attention.output_dim)
+        self.dtype = X.dtype
+        self.device = X.device
         # one block for each member of the batch and each head: (batch·heads, n, k | k | p)
         projected = attention.project(X, value_bias=False)
         self._q, self._k, self._v = (part.flatten(0, -3).contiguous() for part in projected)
+        check_scores(self._q, self._k)
         # what gives the tangents of queries and keys, (heads·2k, d), and of values, (heads·p, d)
         to_scores = torch.cat([attention.scale * attention.query, attention.key], dim=-2)
         self._to_scores = to_scores.flatten(0, 1)
         self._to_values = attention.value.flatten(0, 1)
         blocks = len(self._q)
+        if store is None:
+            store = blocks * n * n * self.dtype.itemsize <= WEIGHTS_BYTES
         self._cuts = cut_into_tiles(blocks, n, X.element_size(), X.device.type, attention.causal)
         self._P = None
         self._heaviest = self._q.new_empty(blocks, n, 1, dtype=torch.long)  # argmax_j P_ij
-        is_small = blocks * n * n * X.element_size() <= WEIGHTS_BYTES
         tiles = []
         for heads, rows, _, P in self._tiles():
             self._heaviest[heads, rows] = P.argmax(-1, keepdim=True)
-            if is_small:
+            if store:
                 tiles.append(P)
-        if is_small:
+        if store:
             self._P = tiles
             self._use_few_tokens()
 
@@ -222,7 +248,7 @@ class AttentionJacobian(LinearOperator):
         self._check("G", G, self.output_shape)
         output = self.attention.output
         g = self._split(G if output is None else G @ output)
-        dq, dk, dv = (part.new_empty(part.shape) for part in (self._q, self._k, self._v))
+        dq, dk, dv = (torch.empty_like(part) for part in (self._q, self._k, self._v))
         for heads, rows, seen, P in self._tiles():
             # the first tile of these heads sees all their keys, and the others are added to it
             add = float(rows.stop < g.shape[1])
@@ -254,10 +280,7 @@ class AttentionJacobian(LinearOperator):
 def cut_into_tiles(
     blocks: int, n: int, itemsize: int, device: str = "cpu", causal: bool = False
 ) -> list[tuple[slice, slice, slice]]:
-    """Cut weights P (blocks, n, n) into tiles (heads, rows, seen) of about ``TILE_BYTES``.
-
-    ``seen`` are all the keys that the rows can see. The last rows of each head come first.
-    """
+    """Cut P (blocks, n, n) into tiles (heads, rows, all keys that they see), last rows first."""
     entries = (TILE_BYTES if device == "cpu" else ACCELERATOR_TILE_BYTES) // itemsize
     height = min(n, max(TILE_ROWS, entries // n))
     if causal:  # a tile reaches to the last key that its rows see: tall ones visit what is masked
@@ -271,15 +294,13 @@ def cut_into_tiles(
 class AutogradJacobian(LinearOperator):
     """The Jacobian of any differentiable map at X, by automatic differentiation.
 
-    A product raises NotImplementedError where PyTorch has no derivative of an operation. Fused
-    attention has none in forward mode on every device: its mathematical kernel is run instead.
-
     Parameters
     ----------
     fn : callable
         Maps (…, n, d) to (…, …): everything before the last two dimensions of X is a batch, whose
         members must not influence one another. A module must be in evaluation mode, and two calls
-        at X must agree: no dropout.
+        must agree. Fused attention runs as PyTorch's mathematical kernel, which has derivatives;
+        where PyTorch has none of an operation, a product raises a NotImplementedError.
     X : Tensor, shape (…, n, d)
 
     Examples
@@ -295,52 +316,59 @@ class AutogradJacobian(LinearOperator):
         check_tokens(X)
         _refuse_training(fn)
         self._fn = fn
-        with _AUTODIFF, torch.inference_mode(False), torch.no_grad():
+        with _autodiff(), torch.no_grad():
             self._X = X.detach().clone(memory_format=torch.contiguous_format)
             value = self._call(self._X)
-            again = self._call(self._X)
+            self._check_output(value)
+            if not torch.equal(value, self._call(self._X)):
+                cure = "call .eval() if it has dropout"
+                raise ValueError(f"fn: expected the same output at the same X, got two: {cure}")
+        self.batch_shape = tuple(X.shape[:-2])
+        self.input_shape = tuple(X.shape[-2:])
+        self.output_shape = tuple(value.shape[len(self.batch_shape) :])
+        self.dtype = X.dtype
+        self.device = X.device
+        self._pull = None
+
+    def _call(self, X: Tensor) -> Tensor:
+        return self._fn(X.clone())  # a map that works in place must not change X
+
+    def _check_output(self, value: object) -> None:
         if not isinstance(value, Tensor):
             got = f"{type(value).__name__}: wrap it, for example lambda X: module(X)[0]"
             raise TypeError(f"fn: expected a map that returns a tensor, got {got}")
-        check_same_kind("fn(X)", value, X, "X")
-        batch = tuple(X.shape[:-2])
-        shape = tuple(value.shape)
-        if shape[: len(batch)] != batch:
+        check_same_kind("fn(X)", value, self._X, "X")
+        batch = tuple(self._X.shape[:-2])
+        if value.shape[: len(batch)] != batch:
             expected = f"an output that begins with the batch {batch}"
-            raise ValueError(f"fn: expected {expected}, got shape {shape}")
+            raise ValueError(f"fn: expected {expected}, got shape {tuple(value.shape)}")
         if not bool(torch.isfinite(value).all()):
             raise ValueError("fn: expected a finite output at X, got NaN or infinity")
-        if not torch.equal(value, again):
-            got = "two: call .eval() if it has dropout"
-            raise ValueError(f"fn: expected the same output at the same X, got {got}")
-        self._describe(X, batch, X.shape[-2:], shape[len(batch) :])
-
-    def _call(self, X: Tensor) -> Tensor:
-        with sdpa_kernel(SDPBackend.MATH):
-            return self._fn(X.clone())  # a map that works in place must not change X
 
     def matvec(self, H: Tensor) -> Tensor:
-        """J[H], by forward mode."""
+        """J[H], by forward mode; traced once it would be quicker, but wrong for code in place."""
         self._check("H", H, self.input_shape)
-        return _explained(lambda: self._push(H.clone()))  # H may come from inference mode
+        tangent = (H.clone(),)  # H may come from inference mode
+        return _explained(lambda: torch.func.jvp(self._call, (self._X,), tangent))[1]  # [0] is f(X)
 
     def rmatvec(self, G: Tensor) -> Tensor:
         """Jᵀ[G], by reverse mode."""
         self._check("G", G, self.output_shape)
+        if self._pull is None:
+            self._pull = _explained(lambda: torch.func.vjp(self._call, self._X)[1])
         return _explained(lambda: self._pull(G.clone()))[0]
 
-    @functools.cached_property
-    def _push(self) -> Callable[[Tensor], Tensor]:
-        try:  # traced once, the tangent map costs half of a jvp
-            with warnings.catch_warnings():  # PyTorch warns of its own constant folding
-                warnings.filterwarnings("ignore", message="Attempted to insert a get_attr Node")
-                return torch.func.linearize(self._call, self._X)[1]
-        except RuntimeError:  # a map that looks at values (checks, branches) cannot be traced
-            return lambda H: torch.func.jvp(self._call, (self._X,), (H,))[1]  # [0] is f(X)
 
-    @functools.cached_property
-    def _pull(self) -> Callable[[Tensor], tuple[Tensor]]:
-        return torch.func.vjp(self._call, self._X)[1]
+@contextlib.contextmanager
+def _autodiff() -> Iterator[None]:
+    """Alone, without inference mode, where derivatives vanish, and kernels that have none."""
+    with _AUTODIFF, torch.inference_mode(False), sdpa_kernel(SDPBackend.MATH):
+        fast_path = mha.get_fastpath_enabled()
+        mha.set_fastpath_enabled(False)
+        try:
+            yield
+        finally:
+            mha.set_fastpath_enabled(fast_path)
 
 
 def _refuse_training(fn: Callable) -> None:
@@ -353,11 +381,10 @@ def _refuse_training(fn: Callable) -> None:
 def _explained(compute: Callable):
     """Run ``compute``; where autodiff has no rule, say in one line what to change."""
     try:
-        with _AUTODIFF, torch.inference_mode(False):  # in which derivatives would silently be zero
+        with _autodiff():
             return compute()
     except (NotImplementedError, RuntimeError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise NotImplementedError(
-            f"fn: automatic differentiation has no rule for an operation in it ({reason[:200]}): "
-            "use explicit softmax (for transformers models, attn_implementation='eager')"
-        ) from error
+        cure = "use explicit softmax (for transformers models, attn_implementation='eager')"
+        what = f"automatic differentiation has no rule for an operation in it ({reason[:200]})"
+        raise NotImplementedError(f"fn: {what}: {cure}") from error

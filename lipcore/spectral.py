@@ -3,8 +3,8 @@ r"""The largest singular value of a batch of linear operators, with a certificat
 Golub–Kahan–Lanczos bidiagonalisation (:prf:ref:`prop-gkl`) builds orthonormal bases :math:`V_k`,
 :math:`U_k` with :math:`J V_k = U_k B_k` from products with J and Jᵀ alone. The largest singular
 value :math:`\theta_1` of the small matrix :math:`B_k` is a lower bound of :math:`\sigma_{\max}(J)`,
-and the numbers in it bound :math:`\sigma_{\max}` from above. Arguments that do not fit, products
-that are not finite, and modules in training mode raise a ValueError or a TypeError.
+and the numbers in it bound :math:`\sigma_{\max}` from above. Options out of range, products that
+are not finite, and what is no operator raise a ValueError or a TypeError.
 """
 
 from __future__ import annotations
@@ -15,16 +15,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from numpy import ndarray
 from scipy.special import betaincinv
 from torch import Tensor
 
 from lipcore._checks import check_count, check_number
+from lipcore._ritz import has_converged, largest_growth, ritz
 from lipcore.attention import Attention
-from lipcore.jacobian import AttentionJacobian, AutogradJacobian, LinearOperator, MatrixOperator
-
-_TINY = 1e-150  # to divide by instead of zero
-_SMALLEST_LOG = -80.0  # e^-80 is nothing beside 1
+from lipcore.jacobian import AutogradJacobian, LinearOperator, MatrixOperator
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,17 +33,17 @@ class SpectralNorm:
     value : Tensor
         The estimate: a lower bound, up to rounding.
     lower, upper : Tensor
-        Bracket. ``lower`` (= ``value``) always holds. ``upper`` holds with ``probability`` over the
-        random start, at every stopping time, or always if a bound was passed in; it is infinite
-        without either.
+        Bracket. ``lower`` (= ``value``) always holds. Without certificate, ``upper`` is infinite.
     probability : float or None
-        That with which ``upper`` holds: 1 with a bound, None without a certificate.
+        Probability, over the random start, with which ``upper`` holds whenever the iteration
+        stopped: 1 where a bound was passed in, None without a certificate.
     residual : Tensor
         ``‖Jᵀu − σ v‖``: at most this far from ``value`` lies *some* singular value.
     iterations : Tensor of int
         Pairs of products (J and Jᵀ) that each member used.
     converged : Tensor of bool
-        Whether the estimated relative error of ``value`` is at most ``tol``.
+        Whether the estimated relative error of ``value`` is at most ``tol``; certain, with the
+        probability of ``upper``, is √tol.
     left, right : Tensor
         Unit singular vectors u, v, shaped as outputs and inputs of the operator.
     """
@@ -80,31 +77,33 @@ def spectral_norm(
     method : {"lanczos", "power"}
         Golub–Kahan–Lanczos, or power iteration for comparison.
     tol : float
-        Relative error of ``value`` at which a member stops. Lanczos estimates that error to second
-        order in the residual (:prf:ref:`thm-residual`), and goes on until, with confidence
-        ``probability``, it is at most √tol whatever the spectrum. Where many singular values crowd
-        at the top, the estimate can be exceeded, but √tol holds. Power iteration stops when its
-        estimate changes by less than tol, which says less.
+        Relative error of ``value`` at which a member stops, as Lanczos estimates it from the
+        residual (:prf:ref:`thm-residual`). Where many singular values crowd at the top it can be
+        larger, but with confidence ``probability`` it is at most √tol whatever the spectrum. Power
+        iteration stops when its Rayleigh quotient changes by less than tol, which says less.
     max_iterations : int, optional
         Pairs of products at most; 300 for Lanczos (never more than the smaller dimension needs),
         1000 for power iteration.
     generator : torch.Generator, optional
         Source of the random start, one for the whole batch; a fixed seed if left out. The
-        probability is over it, and means nothing for an operator that was built knowing it.
+        probability is over this start: it means nothing for an operator that was built knowing it.
     probability : float, optional
-        Confidence of ``upper``, in (0, 1). With None a run has no certificate and stops on the
-        estimate of its error alone, after about half of the products. It promises a lower bound and
-        no more: a singular value whose vector is nearly orthogonal to the start goes unseen.
+        Confidence of ``upper``, in (0, 1). With None the iteration stops on its estimate of the
+        error alone, a few products earlier. Then nothing is promised but a lower bound:
+        a larger singular value whose vector is nearly orthogonal to the start is overlooked.
     upper_bound : Tensor or float, optional
-        A bound from elsewhere, say :func:`lipcore.bounds.local_upper`: it becomes ``upper``.
+        A bound of σ_max known from elsewhere (say :func:`lipcore.bounds.local_upper`): it becomes
+        ``upper``, and the probability 1.
 
     Notes
     -----
     With N columns, a start uniform on the sphere has :math:`|\langle v_1, z\rangle| \ge s` for the
-    top singular vector z with the stated probability, s a quantile of a Beta law. On that event,
-    after every k, :math:`\sigma_{\max} \le \theta_1 \cosh(\mathrm{arcosh}(1/s) / (2k-1))`
-    (:prf:ref:`thm-certificate-a`) and :math:`\prod_i (\sigma_{\max}^2 - \theta_i^2) \le \prod_j
-    \alpha_j\beta_j / s` (:prf:ref:`thm-certificate-b`, :prf:ref:`prop-certificate-power`).
+    top singular vector z with the stated probability, s a quantile of a Beta law. On that event
+    :math:`\sigma_{\max}` satisfies, after every k, both
+    :math:`\sigma \le \theta_1 \cosh\big(\mathrm{arcosh}(1/s) / (2k-1)\big)`
+    (:prf:ref:`thm-certificate-a`) and
+    :math:`\prod_i (\sigma^2 - \theta_i^2) \le \prod_j \alpha_j\beta_j / s`
+    (:prf:ref:`thm-certificate-b`); power iteration has :prf:ref:`prop-certificate-power`.
 
     Examples
     --------
@@ -122,37 +121,39 @@ def spectral_norm(
     if method not in ("lanczos", "power"):
         raise ValueError(f"method: expected 'lanczos' or 'power', got {method!r}")
     tol = check_number("tol", tol, minimum=0, strict=True, maximum=1)
-    if max_iterations is None:
-        max_iterations = 300 if method == "lanczos" else 1000
-    max_iterations = check_count("max_iterations", max_iterations)
+    limit = 300 if method == "lanczos" else 1000
+    limit = limit if max_iterations is None else check_count("max_iterations", max_iterations)
     overlap = None
     if probability is not None:
-        options = {"minimum": 0, "strict": True, "maximum": 1 - 1e-12}
-        probability = check_number("probability", probability, **options)
+        limits = {"minimum": 0, "strict": True, "maximum": 1 - 1e-12}
+        probability = check_number("probability", probability, **limits)
         overlap = _overlap_quantile(J.shape[1], 1 - probability)
-    run = _lanczos if method == "lanczos" else _power
     v_1 = _random_start(J, generator)
-    with torch.inference_mode(type(J) in (AttentionJacobian, MatrixOperator)):  # calls cost less
-        parts = run(_FlatOperator(J), v_1, tol, max_iterations, overlap)
-    parts = {name: part.clone() for name, part in parts.items()}  # ordinary tensors
-    found = SpectralNorm(probability=probability, **parts)
+    with torch.inference_mode(not J.uses_autodiff):  # calls cost less in it
+        run = _lanczos if method == "lanczos" else _power
+        parts = run(_FlatOperator(J), v_1, tol, limit, overlap)
+    found = SpectralNorm(probability=probability, **{k: x.clone() for k, x in parts.items()})
     return found if upper_bound is None else _with_bound(found, upper_bound)
 
 
 def local_lipschitz(
-    attention_or_callable: Callable[[Tensor], Tensor], X: Tensor, *, tol: float = 1e-4, **options
+    attention_or_callable: Attention | Callable[[Tensor], Tensor], X: Tensor, **options
 ) -> SpectralNorm:
     r"""Local Lipschitz constant :math:`\|D_X f\|_2` of a map at X (:prf:ref:`thm-lip-local`).
 
     Parameters
     ----------
     attention_or_callable : Attention, or any differentiable map of (…, n, d) tensors
-        Its Jacobian is an :class:`~lipcore.jacobian.AttentionJacobian`, or else an
-        :class:`~lipcore.jacobian.AutogradJacobian`, which says what it asks of the map.
+        An :class:`~lipcore.attention.Attention` uses its Jacobian in three terms, anything else
+        autodiff (:class:`~lipcore.jacobian.AutogradJacobian` says what it asks of the map).
     X : Tensor, shape (…, n, d)
-        The result has one entry for each (n, d).
-    tol, **options
-        Those of :func:`spectral_norm`, such as ``probability=None`` for a run without certificate.
+    **options
+        Those of :func:`spectral_norm`, such as ``tol``.
+
+    Returns
+    -------
+    SpectralNorm
+        One entry for each member of the batch, of shape X.shape[:-2].
 
     Examples
     --------
@@ -164,13 +165,15 @@ def local_lipschitz(
     """
     f = attention_or_callable
     if not isinstance(f, Attention):
-        return spectral_norm(AutogradJacobian(f, X), tol=tol, **options)
+        return spectral_norm(AutogradJacobian(f, X), **options)
     if not f.is_narrow:
-        return spectral_norm(f.jacobian(X), tol=tol, **options)
+        with torch.inference_mode():
+            J = f.jacobian(X)
+        return spectral_norm(J, **options)
     f.check_input(X)
     with torch.no_grad():  # a head alone works in its own few dimensions
         small, Z, U = f.compressed()
-        found = spectral_norm(small.jacobian(X @ Z), tol=tol, **options)
+        found = spectral_norm(small.jacobian(X @ Z), **options)
         return replace(found, left=found.left @ U.mT, right=found.right @ Z.mT)
 
 
@@ -180,14 +183,14 @@ def _random_start(J: LinearOperator, generator: torch.Generator | None) -> Tenso
         generator = torch.Generator().manual_seed(0)
     if not isinstance(generator, torch.Generator):
         raise TypeError(f"generator: expected a torch.Generator, got {type(generator).__name__}")
-    start = torch.empty(J.shape[1], dtype=torch.float64, device=generator.device)
-    start = start.normal_(generator=generator)
-    start = (start / start.norm()).to(J.device, J.dtype)
+    like = {"dtype": torch.float64, "device": generator.device}
+    direction = torch.randn(J.shape[1], generator=generator, **like)
+    start = (direction / direction.norm()).to(J.device, J.dtype)
     return start.expand(*J.batch_shape, -1).contiguous()
 
 
 def _overlap_quantile(columns: int, failure: float) -> float:
-    """Return s with P(|⟨v, z⟩| < s) = failure for v uniform on the sphere, z a unit vector."""
+    """Return s with P(|⟨v, z⟩| < s) = failure for v uniform on the sphere, z fixed on it."""
     if columns == 1:
         return 1.0
     return math.sqrt(betaincinv(0.5, (columns - 1) / 2, failure))
@@ -201,15 +204,19 @@ class _FlatOperator:
         self.scale = None
 
     def matvec(self, v: Tensor) -> Tensor:
-        return self._product(self.operator.matvec, v, self.operator.input_shape)
+        return self._flat(self.operator.matvec(self.shaped(v, self.operator.input_shape)))
 
     def rmatvec(self, u: Tensor) -> Tensor:
-        return self._product(self.operator.rmatvec, u, self.operator.output_shape)
+        return self._flat(self.operator.rmatvec(self.shaped(u, self.operator.output_shape)))
 
-    def _product(self, multiply: Callable, vector: Tensor, shape: tuple[int, ...]) -> Tensor:
-        batch = self.operator.batch_shape
-        product = multiply(vector.reshape(*batch, *shape)).detach().reshape(*batch, -1)
-        return product if self.scale is None else product / self.scale
+    def shaped(self, flat: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """(*batch, N) → (*batch, *shape)."""
+        return flat.reshape(*self.operator.batch_shape, *shape)
+
+    def _flat(self, product: Tensor) -> Tensor:
+        # detached, since a module's parameters may ask for gradients
+        flat = product.detach().reshape(*self.operator.batch_shape, -1)
+        return flat if self.scale is None else flat / self.scale
 
     def first_matvec(self, v: Tensor) -> Tensor:
         """J v; where it is extreme it becomes the scale, lest squares overflow or vanish."""
@@ -222,15 +229,33 @@ class _FlatOperator:
         return image / self.scale
 
 
-def _orthogonalised(w: Tensor, V: Tensor) -> Tensor:
-    """Return w (*batch, N) less its components along the orthonormal V (k, *batch, N)."""
-    rows = V.movedim(0, -2)
-    w_row = w[..., None, :]  # as a row it is two to three times quicker than as a column
-    return w - (w_row @ rows.mT @ rows)[..., 0, :]
+class _Basis:
+    """Orthonormal vectors (*batch, N), one after the other in a buffer that grows by doubling."""
+
+    def __init__(self, first: Tensor) -> None:
+        self._buffer = first.new_empty(16, *first.shape)
+        self._buffer[0] = first
+        self._size = 1
+
+    def append(self, vector: Tensor) -> None:
+        if self._size == len(self._buffer):
+            self._buffer = torch.cat([self._buffer, torch.empty_like(self._buffer)])
+        self._buffer[self._size] = vector
+        self._size += 1
+
+    @property
+    def vectors(self) -> Tensor:
+        """Shape (*batch, k, N)."""
+        return self._buffer[: self._size].movedim(0, -2)
+
+    def remove_from(self, w: Tensor) -> Tensor:
+        """Subtract from w its components along the basis."""
+        row = w[..., None, :]  # as a row it is two to three times quicker than as a column
+        return w - (row @ self.vectors.mT @ self.vectors)[..., 0, :]
 
 
 def _norm(vector: Tensor) -> Tensor:
-    """Norms (*batch, 1), added up in float64: long vectors would lose half their digits."""
+    """Norm over the last dimension, (…, 1); summed in float32 it would lose half of its digits."""
     norm = torch.linalg.vector_norm(vector, dim=-1, keepdim=True, dtype=torch.float64)
     return norm.to(vector.dtype)
 
@@ -240,7 +265,7 @@ def _divided(part: Tensor, by: Tensor) -> Tensor:
     return part / by.clamp(min=torch.finfo(by.dtype).tiny)
 
 
-def _to_host(*numbers: Tensor) -> list[ndarray]:
+def _to_host(*numbers: Tensor) -> list[np.ndarray]:
     """Tensors (*batch, 1) as float64 arrays (members,), in one transfer; all must be finite."""
     rows = torch.cat(numbers, dim=-1).reshape(-1, len(numbers)).cpu().numpy().astype(np.float64).T
     if not np.isfinite(rows).all():
@@ -248,63 +273,65 @@ def _to_host(*numbers: Tensor) -> list[ndarray]:
     return list(rows)
 
 
-def _lanczos(J: _FlatOperator, v_1: Tensor, tol: float, max_iterations: int, overlap: float | None):
+def _lanczos(J: _FlatOperator, v_1: Tensor, tol: float, most: int, overlap: float | None) -> dict:
     """Golub–Kahan–Lanczos: J V_k = U_k B_k, with α on the diagonal of B_k and β above it.
 
     V_k is orthogonalised at every step; U_k then is orthogonal by itself (Simon & Zha 2000).
     """
     rows, columns = J.operator.shape
-    steps = min(max_iterations, rows + 1, columns)
+    steps = min(most, rows + 1, columns)
     members = math.prod(J.operator.batch_shape)
-    d = np.zeros((members, steps))  # the diagonal of T_k = B_kᵀB_k, on the host
-    t = np.zeros((members, steps))  # beside it
+    d = np.zeros((members, steps))  # T_k = B_kᵀB_k on the host: its diagonal, and beside it
+    t = np.zeros((members, steps))
     iterations = np.zeros(members, dtype=int)
     running = np.ones(members, dtype=bool)
-    V = v_1.new_empty(16, *v_1.shape)  # grows by doubling
-    V[0] = v_k = v_1
+    V = _Basis(v_1)
+    v_k = v_1
     u_k = J.first_matvec(v_1)
     beta = 0.0
     for k in range(1, steps + 1):
         alpha_k = _norm(u_k)
         u_k = _divided(u_k, alpha_k)
-        w = _orthogonalised(J.rmatvec(u_k) - alpha_k * v_k, V[:k])
+        w = V.remove_from(J.rmatvec(u_k) - alpha_k * v_k)
         beta_k = _norm(w)
         before = beta
         alpha, beta = _to_host(alpha_k, beta_k)
         d[:, k - 1] = alpha**2 + before**2
         if (beta**2 < torch.finfo(w.dtype).eps * d[:, :k].max(1))[running].any():
-            w = _orthogonalised(w, V[:k])  # so little is left that most of it is rounding
+            w = V.remove_from(w)  # so little is left that most of it is rounding
             beta_k = _norm(w)
             (beta,) = _to_host(beta_k)
         t[:, k - 1] = alpha * beta
         iterations[running] = k  # a member that has converged keeps what it had
-        running[running] = ~_has_converged(d[running, :k], t[running, :k], tol, overlap)
+        running[running] = ~has_converged(d[running, :k], t[running, :k], tol, overlap)
         if k == steps or not running.any():
-            return _summary(J, V[:k], d, t, iterations, ~running, overlap)
+            break
         v_k = _divided(w, beta_k)
-        V = torch.cat([V, torch.empty_like(V)]) if k == len(V) else V
-        V[k] = v_k
+        V.append(v_k)
         u_k = J.matvec(v_k) - beta_k * u_k
+    return _summary(J, V.vectors, d, t, iterations, ~running, overlap)
 
 
 def _summary(J, V, d, t, iterations, converged, overlap) -> dict[str, Tensor]:
-    """Ritz vector and certificate of each member, from the steps up to its own stop."""
-    y = np.zeros((len(d), len(V)))
-    residual = np.zeros(len(d))
-    upper = np.full(len(d), np.inf)
+    """Ritz triplet and certificate of each member, from the steps up to its own stop."""
+    members = len(iterations)
+    right = np.zeros((members, V.shape[-2]))
+    residual = np.zeros(members)
+    upper = np.full(members, np.inf)
     for k in np.unique(iterations):
         own = iterations == k
-        theta, y[own, :k], residual[own], _ = _ritz(d[own, :k], t[own, :k])
+        theta, right[own, :k], residual[own] = ritz(d[own, :k], t[own, :k])
         if overlap is not None:
-            upper[own] = theta[:, 0] * _largest_growth(theta, t[own, :k], overlap)
+            upper[own] = theta[:, 0] * largest_growth(theta, t[own, :k], overlap)
     batch = J.operator.batch_shape
-    coefficients = torch.from_numpy(y).to(V).reshape(*batch, 1, -1)
-    v = (coefficients @ V.movedim(0, -2))[..., 0, :]
-    numbers = (torch.from_numpy(x).reshape(batch) for x in (upper, residual, iterations, converged))
-    return _result(J, _divided(v, _norm(v)), *numbers)
+    coefficients = torch.from_numpy(right).to(V).reshape(*batch, 1, -1)
+    v = (coefficients @ V)[..., 0, :]
+    v = _divided(v, _norm(v))
+    numbers = (upper, residual, iterations, converged)
+    return _result(J, v, *(torch.from_numpy(x).reshape(batch) for x in numbers))
 
 
-def _power(J: _FlatOperator, v_1: Tensor, tol: float, max_iterations: int, overlap: float | None):
+def _power(J: _FlatOperator, v_1: Tensor, tol: float, most: int, overlap: float | None) -> dict:
     """Power iteration on JᵀJ; a member stops when its estimate changes by less than tol."""
     v = v_1
     u = J.first_matvec(v_1)
@@ -313,124 +340,63 @@ def _power(J: _FlatOperator, v_1: Tensor, tol: float, max_iterations: int, overl
     iterations = torch.zeros_like(value, dtype=torch.long)
     upper = torch.full_like(value, torch.inf, dtype=torch.float64)
     log_norm = torch.zeros_like(upper)  # of J(JᵀJ)^{k−1} v_1
-    for k in range(1, max_iterations + 1):
+    for k in range(1, most + 1):
         before = value
         value = _norm(u)
         _to_host(value)
         w = J.rmatvec(_divided(u, value))
-        w_norm = _norm(w)
         log_norm += value.double().log()
-        if overlap is not None:
+        if overlap is not None:  # the certificate of power iteration
             bound = ((log_norm - math.log(overlap)) / (2 * k - 1)).exp()
             upper = torch.where(running, bound, upper)
         iterations = torch.where(running, k, iterations)
         running = running & ((value - before).abs() > tol * value)
-        if k == max_iterations or not bool(running.any()):
+        if k == most or not bool(running.any()):
             break
+        w_norm = _norm(w)
         log_norm += w_norm.double().log()
         v = torch.where(running, _divided(w, w_norm), v)  # a member that has stopped stands still
         u = J.matvec(v)
-    numbers = (upper, _norm(w - value * v), iterations, ~running)
+    residual = _norm(w - value * v)
+    numbers = (upper, residual, iterations, ~running)
     return _result(J, v, *(x[..., 0] for x in numbers))
 
 
-def _result(J: _FlatOperator, v, upper, residual, iterations, converged) -> dict[str, Tensor]:
+def _result(J, v, upper, residual, iterations, converged) -> dict[str, Tensor]:
     """Parts of a SpectralNorm, by one product more: the value is a norm ‖Jv‖ that J does reach."""
-    batch = J.operator.batch_shape
+    operator = J.operator
     image = J.matvec(v)
     norm = _norm(image)
     scale = torch.ones_like(norm[..., 0]) if J.scale is None else J.scale[..., 0]
     value = scale * norm[..., 0]
-    rounding = 1 + 64 * torch.finfo(value.dtype).eps
+    upper = torch.maximum(value, scale * upper.to(value))
     return {
         "value": value,
         "lower": value,
-        "upper": torch.maximum(value, scale * upper.to(value)) * rounding,
+        "upper": upper * (1 + 64 * torch.finfo(value.dtype).eps),  # for rounding
         "residual": scale * residual.to(value),
         "iterations": iterations.to(value.device),
         "converged": converged.to(value.device),
-        "left": _divided(image, norm).reshape(*batch, *J.operator.output_shape),
-        "right": v.reshape(*batch, *J.operator.input_shape),
+        "left": J.shaped(_divided(image, norm), operator.output_shape),
+        "right": J.shaped(v, operator.input_shape),
     }
 
 
 def _with_bound(found: SpectralNorm, upper_bound: Tensor | float) -> SpectralNorm:
     """Put a bound that always holds in the place of the one that holds with a probability."""
     value = found.value
-    shape = tuple(value.shape)
     try:
         bound = torch.as_tensor(upper_bound, dtype=value.dtype, device=value.device).detach()
-        bound = bound.expand(shape)
+        bound = bound.expand(value.shape)
     except (TypeError, ValueError, RuntimeError) as error:
-        is_tensor = isinstance(upper_bound, Tensor)
-        got = f"shape {tuple(upper_bound.shape)}" if is_tensor else repr(upper_bound)
-        expected = f"a number, or a tensor of shape {shape}"
+        got = (
+            f"shape {tuple(upper_bound.shape)}"
+            if isinstance(upper_bound, Tensor)
+            else repr(upper_bound)
+        )
+        expected = f"a number, or a tensor of shape {tuple(value.shape)}"
         raise ValueError(f"upper_bound: expected {expected}, got {got}") from error
     if not bool((bound * (1 + 64 * torch.finfo(value.dtype).eps) >= value).all()):
         expected = f"at least the value found, {value.max().item():.6g}"
         raise ValueError(f"upper_bound: expected {expected}, got {bound.min().item():.6g}")
     return replace(found, upper=torch.maximum(bound, value), probability=1.0)
-
-
-def _ritz(d: ndarray, t: ndarray) -> tuple[ndarray, ndarray, ndarray, ndarray]:
-    """Ritz values θ of each member, decreasing; of θ_1 the vector V_k y, residual and error.
-
-    The relative error is estimated to second order, with θ_2 for σ_2 (:prf:ref:`thm-residual`).
-    """
-    eigenvalues, eigenvectors = np.linalg.eigh(_tridiagonal(d, t))
-    theta = np.sqrt(np.maximum(eigenvalues[:, ::-1], 0))
-    y = eigenvectors[:, :, -1]
-    theta_1 = np.maximum(theta[:, 0], _TINY)
-    residual = t[:, -1] * np.abs(y[:, -1]) / theta_1
-    gap = np.maximum(theta_1**2 - (theta[:, 1:2] ** 2).sum(1), _TINY)
-    return theta, y, residual, np.minimum(residual / theta_1, residual**2 / (2 * gap))
-
-
-def _has_converged(d: ndarray, t: ndarray, tol: float, overlap: float | None) -> ndarray:
-    """Whether θ_1 of each member is within tol as estimated, and within √tol as certified."""
-    converged = np.ones(len(d), dtype=bool)
-    if overlap is not None:  # as a rule this comes last, and it needs no eigenvectors
-        eigenvalues = np.linalg.eigvalsh(_tridiagonal(d, t))
-        m = max(math.log(2 * math.sqrt(tol) + tol), _SMALLEST_LOG)  # (1 + √tol)² = 1 + e^m
-        x, log_right = _certificate_b(np.sqrt(np.maximum(eigenvalues[:, ::-1], 0)), t, overlap)
-        converged = np.log(math.exp(m) + x).sum(1) >= log_right
-    if converged.any():
-        converged[converged] = _ritz(d[converged], t[converged])[-1] <= tol
-    return converged
-
-
-def _largest_growth(theta: ndarray, t: ndarray, overlap: float) -> ndarray:
-    r"""How far above θ_1 the certificates let σ_max lie, as a factor: the better of the two.
-
-    The second is the root of :math:`\prod_i(\sigma^2-\theta_i^2) = \prod_j t_j/s`, by Newton's
-    method on m = log(σ²/θ_1² − 1). The logarithm of the left side increases in m and is convex:
-    from the right the iteration comes down to the root and never passes it.
-    """
-    k = theta.shape[1]
-    at_worst = math.cosh(math.acosh(1 / overlap) / (2 * k - 1))
-    x, log_right = _certificate_b(theta, t, overlap)
-    m = log_right / k  # right of the root, since every logarithm is at least m
-    for _ in range(60):
-        factors = np.exp(m)[:, None] + x
-        slope = (np.exp(m)[:, None] / factors).sum(1)
-        step = np.maximum(np.log(factors).sum(1) - log_right, 0) / slope
-        m = np.maximum(m - step, _SMALLEST_LOG)
-        if (step <= 1e-12).all():
-            break
-    return np.minimum(at_worst, np.sqrt(1 + np.exp(m)))
-
-
-def _certificate_b(theta: ndarray, t: ndarray, overlap: float) -> tuple[ndarray, ndarray]:
-    """x = 1 − θ²/θ_1², for Σ log(e^m + x_i) on the left, and the logarithm of the right side."""
-    theta_1 = np.maximum(theta[:, :1], _TINY)
-    t = np.maximum(t / theta_1**2, _TINY)  # t_j = 0: the Krylov space is all that there is
-    return 1 - (theta / theta_1) ** 2, np.log(t).sum(1) - math.log(overlap)
-
-
-def _tridiagonal(d: ndarray, t: ndarray) -> ndarray:
-    """T_k as matrices (members, k, k), the lower triangle."""
-    members, k = d.shape
-    T = np.zeros((members, k * k))
-    T[:, :: k + 1] = d
-    T[:, k :: k + 1] = t[:, :-1]
-    return T.reshape(members, k, k)

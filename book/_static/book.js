@@ -95,8 +95,11 @@ addEventListener("scroll", (e) => { if (e.target.matches?.(boxes)) markMore(e.ta
 const whenTypeset = (act) => Promise.resolve(window.MathJax?.startup?.promise).then(act);
 addEventListener("load", () => whenTypeset(() => { keepTogether(); markWide(); }));
 addEventListener("resize", () => whenTypeset(markWide));
-addEventListener("toggle", () => whenTypeset(markWide), true);
-addEventListener("click", (e) => { if (e.target.closest?.(".toggle-button, .admonition-title")) setTimeout(markWide, 400); });
+// Many parts may open at the same time, as before printing: once for all of them.
+let marking = null;
+const markSoon = () => { marking ??= requestAnimationFrame(() => { marking = null; markWide(); }); };
+addEventListener("toggle", () => whenTypeset(markSoon), true);
+addEventListener("click", (e) => { if (e.target.closest?.(".toggle-button, .admonition-title")) setTimeout(markSoon, 400); });
 
 // A formula keeps the stop or the comma that follows it, and the bracket before it.
 const keepTogether = () => document.querySelectorAll('.bd-article mjx-container:not([display="true"])').forEach((m) => {
@@ -116,3 +119,11 @@ const keepTogether = () => document.querySelectorAll('.bd-article mjx-container:
 addEventListener("load", () => document.querySelectorAll(".bd-article .admonition-title > .toggle-button").forEach((b) => {
   b.setAttribute("aria-label", `Show or hide ${b.parentElement.textContent.trim()}`);
 }));
+
+// A hit may lead to a place without words, such as an entry of the index: then its page is quoted.
+addEventListener("DOMContentLoaded", () => {
+  if (typeof Search === "undefined") return;
+  const quoted = Search.makeSearchSummary;
+  Search.makeSearchSummary = (page, words, place) =>
+    quoted(page, words, place) ?? quoted(page, words) ?? document.createElement("p");
+});

@@ -38,7 +38,7 @@ const peak = (a) => highest((t) => derivative(t, a).constant, -2 * a - 6, 0);
 
 function measure({ p, radius, gamma }) {
 	const a = gamma * radius ** 2, { at, value } = peak(a), small = Math.exp(-2 * a);
-	const row = ({ value: F }) => Math.exp(a) * Math.sqrt(F) + a; // lipcore.bounds.two_dirac_peak is log F
+	const row = ({ value: F }) => Math.exp(a) * Math.sqrt(F) + a; // lipcore.bounds.two_dirac_peak is F
 	return {
 		a, ...derivative(odds(p), a), peak: value, peakMass: sigmoid(at),
 		sharp: row(highest((w) => (1 - w + w * small) * (w * (1 + 2 * a * (1 - w)) ** 2 + (1 - w) * (1 - 2 * a * w) ** 2 * small), 0.2, 0.55)),

@@ -1,30 +1,58 @@
-r"""Bounds of the (local) Lipschitz constant of attention: each function is one statement of the theory.
+r"""Bounds of the (local) Lipschitz constant of attention: one file a family of statements.
 
-Throughout :math:`a = \|A\|_2 R^2` and :math:`\kappa = e^{2a}`. Every closed form is worked out in logarithms:
-``log=True`` returns the logarithm, and a value past float64's range is ``inf``, never an error.
+Chapter 5, 18: ``sequences``, ``rows`` · 6: ``gap``, ``lower`` · 7: ``mean_field`` · 8:
+``large_radius_limit`` · 9, 10: ``masked`` · 11: ``layer``, ``normalised`` · 18, 19: ``local`` · 20:
+``l2`` · others' bounds: ``rivals``. The least of all that holds for a head or a layer is
+:func:`best_upper`.
+
+Closed forms are functions of keyword-only sizes and return a float: ``n`` tokens of norm at most
+``radius`` :math:`= R`; ``norm_a`` and ``norm_v``, the spectral norms of A and V, or A and V
+themselves, of shapes (d, d) and (p, d). Throughout :math:`a = \|A\|_2 R^2` and
+:math:`\kappa = e^{2a}`. They are worked out in logarithms: ``log=True`` returns the logarithm, and
+a value past float64's range is ``inf``, never an error. A size that is negative or not finite, n
+below 1, or a matrix that is not finite or does not fit is refused with ValueError; a wrong type
+with TypeError.
 """
 
-from lipcore.bounds.closed_form import (
-    general_upper,
-    layer_norm_radius,
-    masked_upper,
-    mean_field_upper,
-    mean_field_upper_paper,
-    unified_upper,
-)
-from lipcore.bounds.gap import (
-    eigen_gamma,
-    masked_upper_rate,
-    mean_field_upper_rate,
-    score_gap,
-    score_gap_lower,
-    score_gap_upper,
-    unified_upper_rate,
-)
+from lipcore.bounds.best import best_upper
+from lipcore.bounds.gap import eigen_gamma, score_gap, score_gap_upper
 from lipcore.bounds.l2 import l2_attention_upper
+from lipcore.bounds.large_radius_limit import LargeRadius, large_radius, large_radius_error
 from lipcore.bounds.layer import layer_upper, score_reach
 from lipcore.bounds.local import local_terms, local_upper, nonnegative_norm_upper
-from lipcore.bounds.lower import adversarial_lower, masked_lower, refined_lower
+from lipcore.bounds.lower import (
+    adversarial_lower,
+    masked_lower,
+    refined_lower,
+    score_gap_lower,
+    torn_inputs,
+    torn_lower,
+)
+from lipcore.bounds.masked import (
+    CausalAverage,
+    causal_average_norm,
+    masked_upper,
+    masked_upper_moments,
+    masked_upper_rate,
+    row_moment,
+)
+from lipcore.bounds.mean_field import (
+    mean_field_upper,
+    mean_field_upper_paper,
+    mean_field_upper_rate,
+    mean_field_upper_sharp,
+)
+from lipcore.bounds.normalised import (
+    Normalisation,
+    NormalisedReach,
+    PreNormJacobian,
+    largest_affine_norm,
+    layer_norm_radius,
+    norm_constants,
+    normalise,
+    normalised_reach,
+    normalised_upper,
+)
 from lipcore.bounds.rivals import (
     castin2024_released_compute_bound,
     emadi2026_softmax_norm,
@@ -34,19 +62,25 @@ from lipcore.bounds.rivals import (
     softmax_norm_upper,
     yudin2025_local_upper,
 )
-from lipcore.bounds.sharp import (
-    masked_upper_rate_sharp,
-    masked_upper_sharp,
-    mean_field_upper_rate_sharp,
-    mean_field_upper_sharp,
-    two_dirac_peak,
+from lipcore.bounds.rows import torn_peak, two_dirac_peak
+from lipcore.bounds.sequences import (
+    general_upper,
+    torn_upper,
+    unified_upper,
+    unified_upper_rate,
     unified_upper_sharp,
 )
-from lipcore.bounds.torn import torn_inputs, torn_lower, torn_peak, torn_upper
 
 __all__ = [
+    "CausalAverage",
+    "LargeRadius",
+    "Normalisation",
+    "NormalisedReach",
+    "PreNormJacobian",
     "adversarial_lower",
+    "best_upper",
     "castin2024_released_compute_bound",
+    "causal_average_norm",
     "eigen_gamma",
     "emadi2026_softmax_norm",
     "emadi2026_token_upper",
@@ -54,22 +88,28 @@ __all__ = [
     "kim2021_l2_upper",
     "kim2021_l2_upper_restated",
     "l2_attention_upper",
+    "large_radius",
+    "large_radius_error",
+    "largest_affine_norm",
     "layer_norm_radius",
     "layer_upper",
     "local_terms",
     "local_upper",
     "masked_lower",
     "masked_upper",
+    "masked_upper_moments",
     "masked_upper_rate",
-    "masked_upper_rate_sharp",
-    "masked_upper_sharp",
     "mean_field_upper",
     "mean_field_upper_paper",
     "mean_field_upper_rate",
-    "mean_field_upper_rate_sharp",
     "mean_field_upper_sharp",
     "nonnegative_norm_upper",
+    "norm_constants",
+    "normalise",
+    "normalised_reach",
+    "normalised_upper",
     "refined_lower",
+    "row_moment",
     "score_gap",
     "score_gap_lower",
     "score_gap_upper",

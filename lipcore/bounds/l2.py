@@ -1,4 +1,4 @@
-"""Attention with squared distances (L2 attention): bounds on all inputs, sharper than a square root of n."""
+"""Attention with squared distances (L2 attention): bounds on all inputs (chapter 20)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ def l2_attention_upper(
     norm_o: float = 1.0,
     log: bool = False,
 ) -> float:
-    r"""Upper bound of the Lipschitz constant of L2 attention on all inputs (the book, "A zoo of attentions").
+    r"""The least of :prf:ref:`thm-zoo-l2` and :prf:ref:`thm-zoo-fourth`, for tokens anywhere.
 
     .. math:: \Big( \sum_h \|Q_h\|_2^4\|V_h\|_2^2 \Big)^{1/2} \frac{\|W^O\|_2}{\sqrt k}\; \min\Big\{
         \mu + 2^{3/4}\sqrt c\, n^{1/4} + 2c,\;\; \sqrt{e\,c_k} + 2c + 2\sqrt{2c\,c_k} \Big\}
 
     with :math:`c e^{c+1} = n - 1`, :math:`\mu^2 = \min(\sqrt n, \tfrac12\sqrt n + \tfrac54)` and
-    :math:`c_k = (3 + \sqrt{2\pi k})^k`. The first holds in any head dimension k, where :math:`n^{1/4}\sqrt{\log n}` is
-    the exact order; the second does not grow faster than log n at a fixed k.
+    :math:`c_k = (3 + \sqrt{2\pi k})^k`. The first holds in any head dimension k, where
+    :math:`n^{1/4}\sqrt{\log n}` is the exact order; the second grows no faster than log n at a
+    fixed k.
 
     Parameters
     ----------
@@ -56,14 +57,17 @@ def l2_attention_upper(
     >>> round(kim2021_l2_upper(n=4096, **size) / l2_attention_upper(n=4096, **size), 1)
     30.7
     """
-    n, k = check_count("n", n), check_count("head_dim", head_dim)
-    heads, c = log_heads(k, norms_q, norms_v, norm_o), distance_spread(n)
-    own_query, log_n = log_(2 * c), math.log(n)
+    n = check_count("n", n)
+    k = check_count("head_dim", head_dim)
+    heads = log_heads(k, norms_q, norms_v, norm_o)
+    c = distance_spread(n)
+    log_n = math.log(n)
     mixing = min(log_n / 2, log_add(log_n / 2 - math.log(2), math.log(1.25))) / 2  # log μ
     any_dimension = log_add(mixing, log_n / 4 + 0.75 * math.log(2) + log_(c) / 2)
     columns = k * math.log(3 + math.sqrt(2 * math.pi * k))  # log c_k
     this_dimension = columns / 2 + math.log(math.sqrt(math.e) + 2 * math.sqrt(2 * c))
-    return finish(log_times(log_add(min(any_dimension, this_dimension), own_query), heads), log)
+    total = log_add(min(any_dimension, this_dimension), log_(2 * c))
+    return finish(log_times(total, heads), log)
 
 
 def distance_spread(n: int) -> float:
@@ -79,6 +83,8 @@ def log_heads(
         raise ValueError(
             f"norms_v: expected {len(norms_q)} numbers as norms_q has, got {len(norms_v)}"
         )
-    heads = log_sum(power * log_norm(q, "norms_q") + 2 * log_norm(v, "norms_v")
-                    for q, v in zip(norms_q, norms_v, strict=True))  # fmt: skip
-    return log_times((heads - math.log(head_dim)) / 2, log_norm(norm_o, "norm_o"))
+    squares = [
+        power * log_norm(q, "norms_q") + 2 * log_norm(v, "norms_v")
+        for q, v in zip(norms_q, norms_v, strict=True)
+    ]
+    return log_times((log_sum(squares) - math.log(head_dim)) / 2, log_norm(norm_o, "norm_o"))

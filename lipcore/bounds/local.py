@@ -1,25 +1,33 @@
-"""The upper bound at one X, worked out from its attention weights."""
+r"""The local form: the bound at one X, from one softmax (chapters 18 and 19).
+
+It keeps the quantities that the bounds for a ball estimate: :math:`P`, the covariances :math:`C_i`
+of tokens under its rows, and :math:`y_i = Ax_i + c`. Everything is worked out in the spaces of
+queries, keys and values.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from lipcore.attention import Attention, check_scores, rotate
+from lipcore.bounds._matrices import square_root
+from lipcore.bounds.layer import join_heads, output_roots
 
 
 def local_upper(attention: Attention, X: Tensor) -> Tensor:
-    r"""Bound of the local constant at X from one softmax: always true, masked or not (this book; theory §4).
+    r"""Bound of the local constant at X: always true, masked or not (:prf:ref:`thm-every-local`).
 
     For one head,
 
     .. math:: \|D_X f\|_2 \le \|V\|_2\|P\|_2 + \max_i \|V C_i A\|_2
         + \Big( \max_i \|V C_i V^\top\|_2 \;
-        \max_j \big\| \textstyle\sum_i P_{ij} (Ax_i+c)(Ax_i+c)^\top \big\|_2 \Big)^{1/2}.
+        \max_j \big\| \textstyle\sum_i P_{ij} y_iy_i^\top \big\|_2 \Big)^{1/2}.
 
-    Heads add up in squares where they are concatenated; with an output projection W the smaller of
-    ‖W‖ times that and the sum over heads with W_h taken into V_h is returned. ‖P‖₂ is bounded through
-    Collatz–Wielandt: for every positive w, :math:`\|P\|_2^2 \le \max_i (P^\top P w)_i / w_i`.
+    Heads add up as :prf:ref:`prop-norm-heads` says; ‖P‖₂ is bounded by
+    :func:`nonnegative_norm_upper`.
 
     Parameters
     ----------
@@ -42,33 +50,23 @@ def local_upper(attention: Attention, X: Tensor) -> Tensor:
     >>> round(local_upper(f, torch.randn(3, 2)).item(), 4)
     1.0
     """
-    wide, flat = _in_double(attention, X)
-    return (
-        torch.stack([_local_upper_one(wide, tokens) for tokens in flat])
-        .reshape(X.shape[:-2])
-        .to(X.dtype)
-    )
+    wide, members = _in_double(attention, X)
+    left = output_roots(wide)
+    bounds = []
+    for tokens in members:
+        heads = _heads_at(wide, tokens)
+        alone = heads.terms(None).sum(-1)
+        projected = alone if left is None else heads.terms(left).sum(-1)
+        bounds.append(join_heads(wide, alone, projected))
+    return torch.stack(bounds).reshape(X.shape[:-2]).to(X.dtype)
 
 
 def local_terms(attention: Attention, X: Tensor) -> Tensor:
-    r"""The three terms of the local bound, head by head: mixing, own query, others' keys (this book; theory §4).
+    r"""The three terms of the local form, head by head (:prf:ref:`thm-every-local`).
 
-    Those of :func:`local_upper` with :math:`W_h` taken into :math:`V_h` where there is an output projection; the bound
-    of a layer is at most their sum over heads and terms.
-
-    Parameters
-    ----------
-    attention : Attention
-    X : Tensor, shape (…, n, d)
-
-    Returns
-    -------
-    Tensor, shape (…, heads, 3)
-
-    Raises
-    ------
-    ValueError, TypeError
-        If X does not fit the attention.
+    Mixing, own query and others' keys, with :math:`W_h` taken into :math:`V_h` where there is an
+    output projection; the bound of a layer is at most their sum over heads and terms. X : Tensor,
+    shape (…, n, d); returned: shape (…, heads, 3).
 
     Examples
     --------
@@ -77,129 +75,20 @@ def local_terms(attention: Attention, X: Tensor) -> Tensor:
     >>> local_terms(f, torch.randn(4, 2)).round(decimals=4).abs()
     tensor([[3., 0., 0.]])
     """
-    attention, flat = _in_double(attention, X)
-    W, left = attention.output, None
-    if W is not None:
-        left = _square_root(W.unflatten(1, (attention.heads, -1)).movedim(1, 0))
-    parts = torch.stack([_head_terms(attention, tokens).parts(left) for tokens in flat])
-    return parts.reshape(*X.shape[:-2], attention.heads, 3).to(X.dtype)
-
-
-def _in_double(attention: Attention, X: Tensor) -> tuple[Attention, Tensor]:
-    """The layer, and X as (members, n, d), in float64: float32 would round small covariances to zero."""
-    attention.check_input(X)
-    flat = X.flatten(0, -3) if X.ndim > 2 else X[None]
-    return (
-        (attention, flat)
-        if X.dtype == torch.float64
-        else (attention.to(torch.float64), flat.double())
-    )
-
-
-def _local_upper_one(attention: Attention, X: Tensor) -> Tensor:
-    """The local form at one sequence X, shape (n, d)."""
-    terms = _head_terms(attention, X)
-    concatenated = terms.bounds(None).square().sum(-1).sqrt()
-    if attention.output is None:
-        return concatenated
-    W = attention.output
-    blocks = W.unflatten(1, (attention.heads, -1)).movedim(1, 0)  # (heads, q, p)
-    return torch.minimum(
-        torch.linalg.matrix_norm(W, 2) * concatenated, terms.bounds(_square_root(blocks)).sum(-1)
-    )
-
-
-def _head_terms(attention: Attention, X: Tensor) -> _HeadTerms:
-    queries, keys, values = attention.project(X)  # (heads, n, k), …
-    check_scores(queries, keys)
-    P = attention.row_weights(queries, keys, slice(0, X.shape[0]))  # (heads, n, n)
-    return _HeadTerms(attention, P, queries, keys, values)
-
-
-class _HeadTerms:
-    """What the local form needs of each head, in the spaces of queries, keys and values."""
-
-    def __init__(
-        self, attention: Attention, P: Tensor, queries: Tensor, keys: Tensor, values: Tensor
-    ) -> None:
-        self.attention, self.P = attention, P
-        self.norm_p = nonnegative_norm_upper(P)
-        angles = attention.angles(P.shape[-1])
-        # only the values' and keys' differences matter; centred, the covariances lose fewer digits
-        v, k = values - values.mean(-2, keepdim=True), keys - keys.mean(-2, keepdim=True)
-        self.cov_vv = _covariances(P, v, v)  # V C_i Vᵀ
-        own = _covariances(P, v, k)  # V C_i Kᵀ
-        seen = (P.mT @ _outer(queries, queries).flatten(-2)).unflatten(-1, (queries.shape[-1],) * 2)
-        if (
-            angles is not None
-        ):  # queries and keys turn with their positions; undone here, the norms do not change
-            own = _rotate_columns(own, -angles)
-            seen = _rotate_columns(_rotate_columns(seen, -angles).mT, -angles)
-        self.own = (
-            own @ _square_root((attention.scale * attention.query).mT)[:, None].mT
-        )  # ‖·‖ as V C_i A
-        root = _square_root(attention.key.mT)[:, None]  # (heads, 1, min(d, k), k)
-        self.seen_norm = _largest_norm(root @ seen @ root.mT)  # max_j ‖Σ_i P_ij (Ax_i+c)(Ax_i+c)ᵀ‖
-
-    def bounds(self, left: Tensor | None) -> Tensor:
-        """One bound a head, shape (heads,), of the map ``left``·f_h."""
-        return self.parts(left).sum(-1)
-
-    def parts(self, left: Tensor | None) -> Tensor:
-        """The three terms of each head's bound, shape (heads, 3)."""
-        own, cov, V = self.own, self.cov_vv, self.attention.value
-        if left is not None:
-            own, cov, V = left[:, None] @ own, left[:, None] @ cov @ left[:, None].mT, left @ V
-        mixing = torch.linalg.matrix_norm(V, 2) * self.norm_p
-        return torch.stack(
-            [mixing, _largest_norm(own), (_largest_norm(cov) * self.seen_norm).sqrt()], dim=-1
-        )
-
-
-def _outer(a: Tensor, b: Tensor) -> Tensor:
-    return a[..., :, None] * b[..., None, :]
-
-
-def _covariances(P: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Covariance of a and b under each row of P: (heads, n, p), (heads, n, k) → (heads, n, p, k)."""
-    second = (P @ _outer(a, b).flatten(-2)).unflatten(-1, (a.shape[-1], b.shape[-1]))
-    return second - _outer(P @ a, P @ b)
-
-
-def _rotate_columns(matrices: Tensor, angles: Tensor) -> Tensor:
-    """Rotate the rows (as vectors) of the matrices (heads, n, r, k) by the angle of their token."""
-    return rotate(matrices.movedim(1, 2), angles).movedim(2, 1)
-
-
-def _square_root(matrices: Tensor) -> Tensor:
-    """R with RᵀR = MᵀM, of the smaller size: ‖M B‖ = ‖R B‖ for every B. (heads, q, p) → (heads, min(q, p), p)."""
-    return torch.linalg.qr(matrices, mode="r").R
-
-
-def _largest_norm(matrices: Tensor) -> Tensor:
-    """Largest spectral norm among the matrices (heads, n, r, c): shape (heads,).
-
-    Few need a decomposition: the Frobenius norm is an upper bound, so once one norm is known, the matrices whose
-    Frobenius norm lies below it cannot win.
-    """
-    frobenius = torch.linalg.matrix_norm(matrices)  # (heads, n)
-    first = frobenius.argmax(-1)
-    heads = torch.arange(len(matrices), device=matrices.device)
-    best = torch.linalg.matrix_norm(matrices[heads, first], 2)
-    head, token = torch.nonzero(frobenius > best[:, None], as_tuple=True)
-    if len(head):
-        best = best.scatter_reduce(
-            0, head, torch.linalg.matrix_norm(matrices[head, token], 2), "amax"
-        )
-    return best
+    wide, members = _in_double(attention, X)
+    left = output_roots(wide)
+    terms = torch.stack([_heads_at(wide, tokens).terms(left) for tokens in members])
+    return terms.reshape(*X.shape[:-2], attention.heads, 3).to(X.dtype)
 
 
 def nonnegative_norm_upper(P: Tensor, *, iterations: int = 30) -> Tensor:
-    r"""Upper bound of the spectral norm of a matrix with entries ≥ 0, always true and sharp as ``iterations`` grow.
+    r"""Upper bound of ‖P‖₂ for a matrix with entries ≥ 0 (:prf:ref:`thm-every-local`, 1).
 
-    .. math:: \|P\|_2^2 \le \max_i (P^\top P w)_i / w_i \quad\text{for every } w > 0 \text{ (Collatz–Wielandt)}
+    .. math:: \|P\|_2^2 \le \max_i (P^\top P w)_i / w_i
+        \quad\text{for every } w > 0 \text{ (Collatz–Wielandt)}
 
-    with w from power iteration. Never above :math:`\sqrt{\|P\|_1\|P\|_\infty}` (Schur).
+    with w from power iteration: always true, sharp as ``iterations`` grow, and never above
+    :math:`\sqrt{\|P\|_1\|P\|_\infty}` (Schur).
 
     Parameters
     ----------
@@ -224,12 +113,110 @@ def nonnegative_norm_upper(P: Tensor, *, iterations: int = 30) -> Tensor:
     """
     if bool((P < 0).any()):
         raise ValueError(f"P: expected entries of at least 0, got {P.min().item():.3g}")
+    smallest = torch.finfo(P.dtype)
     w = P.new_ones(*P.shape[:-2], P.shape[-1], 1)
     best = (P.sum(-2).amax(-1) * P.sum(-1).amax(-1)).sqrt()
     for _ in range(iterations):
         image = P.mT @ (P @ w)
         best = torch.minimum(best, (image / w).amax((-2, -1)).sqrt())
         # the floor keeps w positive where columns vanish; any positive w gives a bound
-        w = image / image.amax(-2, keepdim=True).clamp(min=torch.finfo(P.dtype).tiny)
-        w = w.clamp(min=torch.finfo(P.dtype).eps ** 2)
+        w = image / image.amax(-2, keepdim=True).clamp(min=smallest.tiny)
+        w = w.clamp(min=smallest.eps**2)
     return best
+
+
+@dataclass(frozen=True, eq=False)
+class _Heads:
+    """What the local form needs of each head at one X, in the spaces of keys and values.
+
+    value (heads, p, d); norm_p (heads,), ‖P‖₂; own (heads, n, p, ·), of norm ‖VC_iA‖;
+    spread (heads, n, p, p), VC_iVᵀ; seen (heads,), max_j ‖Σ_i P_ij y_iy_iᵀ‖.
+    """
+
+    value: Tensor
+    norm_p: Tensor
+    own: Tensor
+    spread: Tensor
+    seen: Tensor
+
+    def terms(self, left: Tensor | None) -> Tensor:
+        """Mixing, own query and others' keys of the maps ``left``·f_h: shape (heads, 3)."""
+        value = self.value
+        own = self.own
+        spread = self.spread
+        if left is not None:
+            value = left @ value
+            own = left[:, None] @ own
+            spread = left[:, None] @ spread @ left[:, None].mT
+        mixing = torch.linalg.matrix_norm(value, 2) * self.norm_p
+        keys = (_largest_norm(spread) * self.seen).sqrt()
+        return torch.stack([mixing, _largest_norm(own), keys], dim=-1)
+
+
+def _in_double(attention: Attention, X: Tensor) -> tuple[Attention, Tensor]:
+    """The layer and X (members, n, d) in float64: float32 rounds small covariances to zero."""
+    attention.check_input(X)
+    members = X.flatten(0, -3) if X.ndim > 2 else X[None]
+    if X.dtype != torch.float64:
+        attention = attention.to(torch.float64)
+    return attention, members.double()
+
+
+def _heads_at(attention: Attention, X: Tensor) -> _Heads:
+    """The quantities of the local form at one X (n, d)."""
+    queries, keys, values = attention.project(X)  # (heads, n, k), (heads, n, k), (heads, n, p)
+    check_scores(queries, keys)
+    P = attention.row_weights(queries, keys, slice(0, len(X)))  # (heads, n, n)
+    # only differences of values and keys matter; centred, their covariances lose fewer digits
+    v = values - values.mean(-2, keepdim=True)
+    k = keys - keys.mean(-2, keepdim=True)
+    own = _covariances(P, v, k)  # V C_i Kᵀ
+    seen = _second_moments(P.mT, queries, queries)  # Σ_i P_ij q_i q_iᵀ
+    angles = attention.angles(len(X))
+    if angles is not None:  # both turn with their positions; undone, no norm changes
+        own = _rotate_columns(own, -angles)
+        seen = _rotate_columns(_rotate_columns(seen, -angles).mT, -angles)
+    query_root = square_root((attention.scale * attention.query).mT)[:, None]
+    key_root = square_root(attention.key.mT)[:, None]
+    return _Heads(
+        value=attention.value,
+        norm_p=nonnegative_norm_upper(P),
+        own=own @ query_root.mT,
+        spread=_covariances(P, v, v),
+        seen=_largest_norm(key_root @ seen @ key_root.mT),
+    )
+
+
+def _outer(a: Tensor, b: Tensor) -> Tensor:
+    return a[..., :, None] * b[..., None, :]
+
+
+def _second_moments(P: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Σ_j P_ij a_j b_jᵀ for each row i: (heads, n, p), (heads, n, k) → (heads, n, p, k)."""
+    return (P @ _outer(a, b).flatten(-2)).unflatten(-1, (a.shape[-1], b.shape[-1]))
+
+
+def _covariances(P: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Covariance of a and b under each row of P."""
+    return _second_moments(P, a, b) - _outer(P @ a, P @ b)
+
+
+def _rotate_columns(matrices: Tensor, angles: Tensor) -> Tensor:
+    """Rotate the rows (as vectors) of the matrices (heads, n, r, k) by the angle of their token."""
+    return rotate(matrices.movedim(1, 2), angles).movedim(2, 1)
+
+
+def _largest_norm(matrices: Tensor) -> Tensor:
+    """Largest spectral norm among the matrices (heads, n, r, c): shape (heads,).
+
+    Few need a decomposition: the Frobenius norm is an upper bound, so once one norm is known, the
+    matrices whose Frobenius norm lies below it cannot win.
+    """
+    frobenius = torch.linalg.matrix_norm(matrices)  # (heads, n)
+    heads = torch.arange(len(matrices), device=matrices.device)
+    best = torch.linalg.matrix_norm(matrices[heads, frobenius.argmax(-1)], 2)
+    head, token = torch.nonzero(frobenius > best[:, None], as_tuple=True)
+    if len(head) == 0:
+        return best
+    others = torch.linalg.matrix_norm(matrices[head, token], 2)
+    return best.scatter_reduce(0, head, others, "amax")

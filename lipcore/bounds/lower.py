@@ -1,20 +1,32 @@
-"""Lower bounds: what the worst-case inputs reach (their construction: :mod:`lipcore.adversarial`)."""
+r"""Lower bounds: what the constructions of chapter 6 reach (as inputs: :mod:`lipcore.adversarial`).
+
+The first four have one distinguished token, seen by all others with weight w. In the last, a query
+is balanced between two tokens: chapter 6 calls it torn. Sizes are keyword-only: ``n`` tokens of
+norm at most ``radius`` :math:`= R`; ``gamma`` :math:`= \max(-\gamma_{\min}, \gamma_{\max}/8)` over
+the real eigenvalues of A (:func:`~lipcore.bounds.eigen_gamma`); ``norm_v`` and ``norm_vu`` are ‖V‖₂
+and ‖Vu‖, u the unit eigenvector.
+"""
 
 from __future__ import annotations
 
 import math
 
-from lipcore._checks import check_count
+import torch
+from torch import Tensor
+
+from lipcore._checks import check_count, check_head, check_number
 from lipcore.bounds._logarithms import (
     exp,
     finish,
     log_,
     log_add,
     log_norm,
+    log_one_plus,
     log_scaled,
     log_sum,
     log_times,
 )
+from lipcore.bounds.gap import score_gap
 
 #: Terms of a slowly varying sum that are added one by one; the rest is Euler–Maclaurin's integral.
 _TERMS = 256
@@ -23,71 +35,29 @@ _TERMS = 256
 def adversarial_lower(
     *, n: int, radius: float, gamma: float, norm_v: float, log: bool = False
 ) -> float:
-    r"""Lower bound for n tokens in the ball of radius R (Castin, Ablin & Peyré 2024; theory §3).
+    r"""The published bound of Castin, Ablin & Peyré 2024 (:prf:ref:`thm-lower-eigen`).
 
-    .. math:: \mathrm{Lip}(f|B_R^n) \ge \|V\|_2 \sqrt{n-1}\; w, \qquad w = \frac{1}{1+(n-1)e^{-2R^2\gamma}},
-
-    with :math:`\gamma = \max(-\gamma_{\min}, \gamma_{\max}/8)` over the real eigenvalues of A
-    (:func:`~lipcore.bounds.eigen_gamma`): one distinguished token, seen by n − 1 others with weight w.
-
-    Parameters
-    ----------
-    n : int
-        Number of tokens.
-    radius : float
-        Largest norm of a token.
-    gamma : float
-        Half the score gap at R = 1; at least zero.
-    norm_v : float
-        Spectral norm of V.
-    log : bool
-        Whether to return the logarithm of the bound.
-
-    Returns
-    -------
-    float
-
-    Raises
-    ------
-    ValueError, TypeError
-        If n < 1, or gamma, a norm or the radius is negative or not finite.
+    .. math:: \mathrm{Lip}(f|B_R^n) \ge \|V\|_2 \sqrt{n-1}\; w, \qquad
+        w = \frac{1}{1+(n-1)e^{-2R^2\gamma}}
 
     Examples
     --------
-    >>> adversarial_lower(n=5, radius=10.0, gamma=1.0, norm_v=1.0)  # √(n − 1) as long as n is far below e^{2R²γ}
+    >>> adversarial_lower(n=5, radius=10.0, gamma=1.0, norm_v=1.0)  # √(n−1) for n ≪ e^{2R²γ}
     2.0
     """
-    n, half_gap, log_v = (
-        check_count("n", n),
-        exp(log_scaled(radius, gamma, "gamma")),
-        log_norm(norm_v),
-    )
-    return finish(log_times(log_v, log_(n - 1) / 2, log_weight(n, 2 * half_gap)), log)
+    n = check_count("n", n)
+    gap = 2 * exp(log_scaled(radius, gamma, "gamma"))
+    return finish(log_times(log_norm(norm_v), log_(n - 1) / 2, _log_weight(n, gap)), log)
 
 
 def refined_lower(
     *, n: int, radius: float, gamma: float, norm_vu: float, log: bool = False
 ) -> float:
-    r"""Lower bound by the same inputs, the distinguished token moved along the eigenvector u (this book; theory §3).
+    r"""The distinguished token moved along the eigenvector u (:prf:ref:`thm-lower-eigen`).
 
-    .. math:: \mathrm{Lip}(f|B_R^n) \ge \sqrt{n-1}\; w\, \big(1 + 2\gamma R^2 (1-w)\big) \|Vu\|,
-        \qquad w = \frac{1}{1+(n-1)e^{-2R^2\gamma}}
+    .. math:: \mathrm{Lip}(f|B_R^n) \ge \sqrt{n-1}\; w\, \big(1 + 2\gamma R^2 (1-w)\big) \|Vu\|
 
-    Parameters
-    ----------
-    n, radius, gamma, log
-        As in :func:`adversarial_lower`.
-    norm_vu : float
-        ‖Vu‖ for the unit eigenvector u that gives gamma.
-
-    Returns
-    -------
-    float
-
-    Raises
-    ------
-    ValueError, TypeError
-        As :func:`adversarial_lower`.
+    with the w of :func:`adversarial_lower`.
 
     Examples
     --------
@@ -95,65 +65,176 @@ def refined_lower(
     >>> refined_lower(norm_vu=1.0, **size) > adversarial_lower(norm_v=1.0, **size)
     True
     """
-    n, log_half_gap = check_count("n", n), log_scaled(radius, gamma, "gamma")
+    n = check_count("n", n)
+    log_gap = math.log(2) + log_scaled(radius, gamma, "gamma")
     log_vu = log_norm(norm_vu, "norm_vu")
-    gap = 2 * exp(log_half_gap)
-    log_w = log_weight(n, gap)
-    log_rest = log_times(log_w, log_(n - 1) - gap)  # log(1 − w)
-    growth = log_add(0.0, log_times(math.log(2) + log_half_gap, log_rest))
-    return finish(log_times(log_vu, log_(n - 1) / 2, log_w, growth), log)
+    log_w = _log_weight(n, exp(log_gap))
+    log_rest = log_times(log_w, log_(n - 1) - exp(log_gap))  # log(1 − w)
+    keys = log_one_plus(log_gap, log_rest)
+    return finish(log_times(log_vu, log_(n - 1) / 2, log_w, keys), log)
 
 
 def masked_lower(*, n: int, radius: float, gamma: float, norm_v: float, log: bool = False) -> float:
-    r"""Lower bound with a causal mask, the distinguished token first (theory §3).
+    r"""With a causal mask, the distinguished token first (:prf:ref:`thm-lower-masked`).
 
     .. math:: \mathrm{Lip}(f^m|B_R^n) \ge \|V\|_2 \Big(\sum_{i=2}^n w_i^2\Big)^{1/2},
         \qquad w_i = \frac{1}{1+(i-1)e^{-2R^2\gamma}}
-
-    Parameters
-    ----------
-    n, radius, gamma, norm_v, log
-        As in :func:`adversarial_lower`.
-
-    Returns
-    -------
-    float
-
-    Raises
-    ------
-    ValueError, TypeError
-        As :func:`adversarial_lower`.
 
     Examples
     --------
     >>> masked_lower(n=5, radius=10.0, gamma=1.0, norm_v=1.0)
     2.0
     """
-    n, half_gap, log_v = (
-        check_count("n", n),
-        exp(log_scaled(radius, gamma, "gamma")),
-        log_norm(norm_v),
-    )
-    return finish(log_times(log_v, log_square_sum(n - 1, -2 * half_gap) / 2), log)
+    n = check_count("n", n)
+    gap = 2 * exp(log_scaled(radius, gamma, "gamma"))
+    return finish(log_times(log_norm(norm_v), _log_square_sum(n - 1, -gap) / 2), log)
 
 
-def log_weight(n: int, gap: float) -> float:
-    """log w, w = 1/(1+(n−1)e^{−gap}): the weight of one token whose score leads n − 1 others by ``gap``."""
-    return 0.0 if gap == math.inf else -log_add(0.0, log_(n - 1) - gap)
+def score_gap_lower(*, n: int, radius: float, A: Tensor, V: Tensor, log: bool = False) -> float:
+    r"""Lower bound that needs no real eigenvalue (:prf:ref:`thm-lower-gap`).
+
+    .. math:: \mathrm{Lip}(f|B_R^n) \ge
+        \sqrt{n-1}\; w\, \big\| V\big(I + (1-w)(x_1-x_2)(Ax_2)^\top\big) \big\|_2,
+        \qquad w = \frac{1}{1+(n-1)e^{-g_AR^2}},
+
+    with :math:`x_2 = Ru` for the maximiser u of :func:`score_gap` and :math:`x_1 = R\,Au/\|Au\|`.
+    A : Tensor, shape (d, d). V : Tensor, shape (p, d).
+
+    Examples
+    --------
+    >>> import torch
+    >>> J = torch.tensor([[0.0, -3.0], [3.0, 0.0]], dtype=torch.float64)
+    >>> score_gap_lower(n=5, radius=10.0, A=J, V=torch.eye(2, dtype=torch.float64))
+    2.0
+    """
+    n = check_count("n", n)
+    log_square = 2 * log_(check_number("radius", radius, minimum=0))
+    A, V = check_head(A, V)
+    gap, u = score_gap(A)
+    gap = exp(log_(gap) + log_square)
+    image = A.double() @ u
+    size = image.norm().item()
+    first = image / size if size else u
+    log_w = _log_weight(n, gap)
+    rest = exp(log_times(log_w, log_(n - 1) - gap, log_square, log_(size)))  # (1 − w) R²‖Au‖
+    moved = V.double() + rest * torch.outer(V.double() @ (first - u), first)
+    log_moved = log_(torch.linalg.matrix_norm(moved, 2).item())
+    return finish(log_times(log_(n - 1) / 2, log_w, log_moved), log)
 
 
-def log_square_sum(terms: int, log_q: float) -> float:
+def torn_lower(*, n: int, radius: float, A: Tensor, V: Tensor, log: bool = False) -> float:
+    r"""Balanced queries: of order a√n for V = I and log n ≤ a/10 (:prf:ref:`thm-torn`).
+
+    .. math:: \mathrm{Lip}(f|B_R^n) \ge \sqrt{2(n-2)}\; p\, t\beta R^2 \|Av\|\, \|Ve\|, \qquad
+        p = \frac{1}{2+(n-2)e^{-tR^2(\alpha\|Av\| - t\,v\cdot Av)}},
+        \quad \alpha^2+\beta^2=1,\; e\perp Av,
+
+    with the v among A's right singular vectors, and α, t ∈ (0, 1], that give most. Zero where d = 1
+    or n ≤ 2: there is no such input. A : Tensor, shape (d, d). V : Tensor, shape (p, d).
+
+    Examples
+    --------
+    >>> import torch
+    >>> eye = torch.eye(2, dtype=torch.float64)
+    >>> round(torn_lower(n=18, radius=10.0, A=-eye, V=eye), 2)  # a√(n − 2)/√2
+    282.84
+    """
+    best = _balanced(A, V, check_count("n", n), radius)
+    return finish(-math.inf if best is None else best[1], log)
+
+
+def torn_inputs(A: Tensor, n: int, radius: float, *, V: Tensor | None = None) -> Tensor:
+    """Two tokens far apart, then n − 2 queries balanced between them (:prf:ref:`thm-torn`).
+
+    Parameters
+    ----------
+    A : Tensor, shape (d, d)
+        With d ≥ 2.
+    n : int
+        At least 3.
+    radius : float
+    V : Tensor, shape (p, d), optional
+        The identity if left out.
+
+    Returns
+    -------
+    Tensor, shape (n, d)
+
+    Raises
+    ------
+    ValueError, TypeError
+        If d < 2, n < 3, A is zero, the radius is negative or not finite, or A and V do not fit.
+
+    Examples
+    --------
+    >>> import torch
+    >>> torn_inputs(-torch.eye(2, dtype=torch.float64), n=5, radius=2.0).shape
+    torch.Size([5, 2])
+    """
+    n = check_count("n", n, minimum=3)
+    V = torch.eye(len(A), dtype=A.dtype, device=A.device) if V is None else V
+    best = _balanced(A, V, n, radius)
+    if best is None:
+        shape = tuple(A.shape)
+        raise ValueError(f"A: expected a matrix other than zero, of at least two rows, got {shape}")
+    pair, query = best[0].split([2, 1])
+    return radius * torch.cat([pair, query.expand(n - 2, -1)]).to(A.dtype)
+
+
+def _balanced(A: Tensor, V: Tensor, n: int, radius: float) -> tuple[Tensor, float] | None:
+    """The tokens x_1/R, x_2/R, x_3/R with the best v, α, t of a grid, and log of what they reach.
+
+    None where there is no balanced query.
+    """
+    A, V = check_head(A, V)
+    radius = check_number("radius", radius, minimum=0)
+    left, sizes, right = torch.linalg.svd(A.double())
+    if len(A) < 2 or n < 3 or sizes[0] == 0 or radius == 0:
+        return None
+    keep = sizes > 1e-9 * sizes[0]
+    left = left.mT[keep]
+    sizes = sizes[keep]
+    right = right[keep]  # A right_k = sizes_k left_k
+    across, reached = _across(V.double(), left)
+    own = (right * left).sum(-1)  # v·Av / ‖Av‖
+    angle = torch.linspace(0.01, math.pi / 2, 150, dtype=sizes.dtype, device=A.device)
+    angle = angle[:, None, None]
+    t = torch.linspace(0.01, 1, 100, dtype=sizes.dtype, device=A.device)[:, None]
+    log_size = sizes.log() + 2 * math.log(radius)
+    lead = t * (angle.cos() - t * own) * log_size.exp()  # of the pair's scores above a query's own
+    log_p = -torch.logaddexp(torch.full_like(lead, math.log(2)), log_(n - 2) - lead)
+    value = log_p + (t * angle.sin()).log() + log_size + reached.log()
+    first, second, k = torch.unravel_index(value.argmax(), value.shape)
+    along = angle[first].cos() * left[k]
+    aside = angle[first].sin() * across[k]
+    tokens = torch.stack([(along + aside)[0], (along - aside)[0], t[second] * right[k]])
+    return tokens, value[first, second, k].item() + math.log(2 * (n - 2)) / 2
+
+
+def _across(V: Tensor, lead: Tensor) -> tuple[Tensor, Tensor]:
+    """For each unit vector of ``lead`` the unit e ⊥ to it that V stretches most, and ‖Ve‖."""
+    restricted = V - (V @ lead[:, :, None]) * lead[:, None, :]
+    e = torch.linalg.svd(restricted).Vh[:, 0]
+    e = e - (e * lead).sum(-1, keepdim=True) * lead  # where V vanishes on the complement
+    e = e / e.norm(dim=-1, keepdim=True).clamp(min=1e-300)
+    return e, (e @ V.mT).norm(dim=-1)
+
+
+def _log_weight(n: int, gap: float) -> float:
+    """log of 1/(1+(n−1)e^{−gap}), the weight of a token that leads n − 1 others by ``gap``."""
+    return 0.0 if gap == math.inf else -log_one_plus(log_(n - 1) - gap)
+
+
+def _log_square_sum(terms: int, log_q: float) -> float:
     r"""log of :math:`\sum_{i=1}^{m} (1+iq)^{-2}`, for q ≤ 1 and any number m of terms."""
-    q, first = exp(log_q), min(terms, _TERMS)
+    q = exp(log_q)
+    first = min(terms, _TERMS)
     head = sum((1 + i * q) ** -2 for i in range(1, first + 1))
     if terms == first:
         return log_(head)
-    start, log_end = (
-        1 + (first + 0.5) * q,
-        log_add(0.0, log_(terms + 0.5 if terms < 2**52 else terms) + log_q),
-    )
-    integral = (
-        log_(terms - first) - math.log(start) - log_end
-    )  # of (1+xq)^{−2}, from half a step below the tail
-    slope = q / 12 * (start**-3 - math.exp(-3 * log_end))  # Euler–Maclaurin's correction
+    # the integral of (1+xq)^{−2} from half a step below the tail, and Euler–Maclaurin's correction
+    start = 1 + (first + 0.5) * q
+    log_end = log_add(0.0, log_(terms + 0.5 if terms < 2**52 else terms) + log_q)
+    integral = log_(terms - first) - math.log(start) - log_end
+    slope = q / 12 * (start**-3 - math.exp(-3 * log_end))
     return log_sum([math.log(head), integral]) + math.log1p(-slope / (head + exp(integral)))

@@ -1,14 +1,31 @@
-r"""Causal attention and Hardy's inequality: uniform averaging, and a bound without n (theory §7)."""
+r"""Causal attention: Hardy's inequality, and upper bounds with and without n (chapters 9 and 10).
+
+With a causal mask early keys are seen for ever: the columns of P are not bounded as n grows, and
+Hardy's inequality takes their place. The arguments of the bounds are said in :mod:`lipcore.bounds`.
+"""
 
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from lipcore._checks import check_count, check_number
-from lipcore.bounds._logarithms import finish, log_add, log_inputs, log_times, smallest
+from lipcore.bounds._columns import log_causal_column_sum, log_cells
+from lipcore.bounds._logarithms import (
+    exp,
+    finish,
+    log_,
+    log_norm,
+    log_one_plus,
+    log_sizes,
+    log_sum,
+    smallest,
+    with_own_query,
+)
+from lipcore.bounds.rows import log_torn, log_two_dirac
 from lipcore.jacobian import LinearOperator
 
 #: Euler's constant γ + 6 log 2: the shift of log n in the norm of causal averaging (Štampach 2022).
@@ -18,19 +35,12 @@ _GRID = 2048
 
 
 class CausalAverage(LinearOperator):
-    r"""Uniform causal averaging :math:`(C_nh)_i = \frac1i\sum_{j\le i} h_j`, the Cesàro operator.
+    r"""Uniform causal averaging, the Cesàro operator (:prf:ref:`thm-masked-hardy`).
 
-    It is causal attention with constant scores: weights :math:`P_{ij} = 1/i` for j ≤ i. Products cost O(n).
+    .. math:: (C_nh)_i = \frac1i\sum_{j\le i} h_j
 
-    Parameters
-    ----------
-    n : int
-    dtype : torch.dtype
-
-    Raises
-    ------
-    ValueError, TypeError
-        If n is not a whole number of at least one.
+    It is causal attention with constant scores: weights :math:`P_{ij} = 1/i`
+    for j ≤ i. Products cost O(n).
 
     Examples
     --------
@@ -41,8 +51,11 @@ class CausalAverage(LinearOperator):
 
     def __init__(self, n: int, *, dtype: torch.dtype = torch.float64) -> None:
         n = check_count("n", n)
-        self.batch_shape, self.input_shape, self.output_shape = (), (n,), (n,)
-        self.dtype, self.device = dtype, torch.device("cpu")
+        self.batch_shape = ()
+        self.input_shape = (n,)
+        self.output_shape = (n,)
+        self.dtype = dtype
+        self.device = torch.device("cpu")
         self._length = torch.arange(1, n + 1, dtype=dtype)
 
     def matvec(self, H: Tensor) -> Tensor:
@@ -55,22 +68,13 @@ class CausalAverage(LinearOperator):
 
 
 def causal_average_norm(n: int) -> float:
-    r"""Norm of causal averaging for large n: an approximation, not a bound.
+    r"""Norm of :class:`CausalAverage` for large n: an approximation, not a bound.
 
     .. math:: \|C_n\|_2^2 \approx \frac{4}{1 + 4\pi^2/(\log n + \gamma + 6\log 2)^2}
         = 4 - \frac{16\pi^2}{\log^2 n} + \frac{32\pi^2(\gamma + 6\log2)}{\log^3 n} + O(\log^{-4} n)
 
-    Parameters
-    ----------
-    n : int
-
-    Returns
-    -------
-    float
-
-    Notes
-    -----
-    First term: Wilf (1970); the next: Štampach (2022), who has the expansion on the right.
+    It tends to Hardy's constant 2 (:prf:ref:`thm-masked-hardy`). First term: Wilf (1970); the next:
+    Štampach (2022), who has the expansion on the right.
 
     Examples
     --------
@@ -80,33 +84,79 @@ def causal_average_norm(n: int) -> float:
     return 2 / math.sqrt(1 + (2 * math.pi / (math.log(check_count("n", n)) + _SHIFT)) ** 2)
 
 
-def row_moment(a: float, q: float) -> float:
-    r"""Logarithm of M_q(a), the largest moment that one row of attention can have (this book).
+def masked_upper(
+    *, n: int, radius: float, norm_a: float, norm_v: float, log: bool = False
+) -> float:
+    r"""The bound for causal attention (:prf:ref:`thm-masked-upper`).
 
-    .. math:: M_q(a)^q = \max_{0\le w\le1}\; w\,\big(1+2a(1-w)\big)^q + (1-w)\,\big|1-2aw\big|^q
+    .. math:: \mathrm{Lip}(f^m|B_R^n) \le
+        \|V\|_2 \min\big( (1+a)\sqrt n + a,\; 2(1+2a) e^{a} + a \big)
 
-    The maximum over rows of :math:`\sum_j P_{ij}\,|g + (g\cdot(x_j-m_i))\,Ax_i|^q`, over unit g and tokens in
-    the ball; reached by two antipodal tokens. :math:`M_2^2 = 1+a^2`, and :math:`M_\infty = 1+2a`.
-
-    Parameters
-    ----------
-    a : float
-    q : float
-        At least 2; may be infinite.
-
-    Returns
-    -------
-    float
-        The logarithm.
-
-    Raises
-    ------
-    ValueError, TypeError
-        If a < 0 or q < 2.
+    The second entry does not depend on n; its 2 is Hardy's constant, and cannot be made smaller.
 
     Examples
     --------
-    >>> round(math.exp(row_moment(3.0, 2.0)) ** 2, 9), round(math.exp(row_moment(3.0, math.inf)), 9)
+    >>> masked_upper(n=10**9, radius=1.0, norm_a=0.0, norm_v=1.0)
+    2.0
+    """
+    n = check_count("n", n)
+    log_a, log_v = log_sizes(radius, norm_a, norm_v)
+    short = log_one_plus(log_a) + math.log(n) / 2
+    return with_own_query(log_v, min(short, log_hardy(log_a) + exp(log_a)), log_a, log)
+
+
+def masked_upper_rate(*, A: Tensor, radius: float, norm_v: float, log: bool = False) -> float:
+    r"""The bound for every n with the exact exponential rate (:prf:ref:`thm-masked-rate`).
+
+    .. math:: \mathrm{Lip}(f^m|B_R^n) \le
+        \|V\|_2 \Big( 2(1+2a)\min\big(e^a, \sqrt{N e^{1+g^*}}\big) + a \Big)
+
+    with g* and N of :func:`mean_field_upper_rate`; for measures in time too
+    (:prf:ref:`thm-timed-upper`).
+
+    Examples
+    --------
+    >>> import torch
+    >>> masked_upper_rate(A=torch.zeros(2, 2), radius=3.0, norm_v=1.0)
+    2.0
+    """
+    log_a, cells = log_cells(A, radius)
+    mixing = log_hardy(log_a) + min(2 * exp(log_a), cells) / 2
+    return with_own_query(log_norm(norm_v), mixing, log_a, log)
+
+
+def masked_upper_moments(
+    *, radius: float, norm_a: float, norm_v: float, log: bool = False
+) -> float:
+    r"""The sharper bound for every n (:prf:ref:`prop-masked-moments`).
+
+    .. math:: \mathrm{Lip}(f^m|B_R^n) \le \|V\|_2 \Big( e^a
+        \min_{1\le p<2} \big(\tfrac{2}{2-p}\big)^{1/p} M_{p/(p-1)}(a) + a \Big)
+
+    with M of :func:`row_moment`; p = 1 gives :math:`2(1+2a)e^a + a`, the best p lies near 1.4 for
+    large a.
+
+    Examples
+    --------
+    >>> round(masked_upper_moments(radius=1.0, norm_a=0.0, norm_v=1.0), 9)
+    2.0
+    """
+    log_a, log_v = log_sizes(radius, norm_a, norm_v)
+    return with_own_query(log_v, log_moments(log_a) + exp(log_a), log_a, log)
+
+
+def row_moment(a: float, q: float, *, log: bool = False) -> float:
+    r"""The largest moment that one row of attention can have (:prf:ref:`prop-masked-moments`).
+
+    .. math:: M_q(a)^q = \max_{0\le w\le1}\; w\,\big(1+2a(1-w)\big)^q + (1-w)\,\big|1-2aw\big|^q
+
+    The maximum over rows of :math:`\sum_j P_{ij}\,|g + (g\cdot(x_j-m_i))\,Ax_i|^q`, over unit g and
+    tokens in the ball; reached by two antipodal tokens. :math:`M_2^2 = 1+a^2`, and
+    :math:`M_\infty = 1+2a`: q is at least 2, and may be infinite.
+
+    Examples
+    --------
+    >>> round(row_moment(3.0, 2.0) ** 2, 9), round(row_moment(3.0, math.inf), 9)
     (10.0, 7.0)
     """
     a = check_number("a", a, minimum=0)
@@ -114,59 +164,52 @@ def row_moment(a: float, q: float) -> float:
         raise ValueError(f"q: expected a number of at least 2, got {q}")
     log_reach = math.log1p(2 * a)
     if q == math.inf:
-        return log_reach
-    share, rest = 2 * a / (1 + 2 * a), 1 / (1 + 2 * a)  # in units of 1 + 2a: no overflow
+        return finish(log_reach, log)
+    rest = 1 / (1 + 2 * a)  # moments in units of 1 + 2a: no overflow
+    share = 2 * a * rest
 
-    def moment(w: float) -> float:
+    def moment(w):
         return w * (1 - share * w) ** q + (1 - w) * abs(rest - share * w) ** q
 
     grid = torch.linspace(0, 1, _GRID + 1, dtype=torch.float64)
-    values = grid * (1 - share * grid) ** q + (1 - grid) * (rest - share * grid).abs() ** q
-    near, step = grid[values.argmax()].item(), 1 / _GRID
+    values = moment(grid)
+    near = grid[values.argmax()].item()
+    step = 1 / _GRID
     best = -smallest(lambda w: -moment(w), max(near - step, 0.0), min(near + step, 1.0))
-    return log_reach + math.log(max(best, values.max().item())) / q + 1e-13  # makes up for rounding
+    log_best = math.log(max(best, values.max().item())) / q
+    return finish(log_reach + log_best + 1e-13, log)  # the last term makes up for rounding
 
 
-def masked_upper_moments(
-    *, radius: float, norm_a: float, norm_v: float, log: bool = False
-) -> float:
-    r"""Upper bound for causal attention, whatever n (this book).
-
-    .. math:: \mathrm{Lip}(f^m|B_R^n) \le \|V\|_2 \Big( e^a \min_{1\le p<2} \big(\tfrac{2}{2-p}\big)^{1/p}
-        M_{p/(p-1)}(a) + a \Big)
-
-    with :func:`row_moment`'s M; p = 1 gives :math:`2(1+2a)e^a + a`, and the best p lies near 1.4 for large a.
-
-    Parameters
-    ----------
-    radius, norm_a, norm_v, log
-        As in :func:`lipcore.bounds.general_upper`.
-
-    Returns
-    -------
-    float
-
-    Raises
-    ------
-    ValueError, TypeError
-        As :func:`lipcore.bounds.general_upper`.
-
-    Examples
-    --------
-    >>> round(masked_upper_moments(radius=1.0, norm_a=0.0, norm_v=1.0), 9)
-    2.0
-    """
-    _, log_a, log_v = log_inputs(1, radius, norm_a, norm_v)
-    a = math.exp(log_a) if log_a < 709 else math.inf
-    return finish(log_times(log_v, log_add(a + _log_factor(a), log_a)), log)
+def log_hardy(log_a: float) -> float:
+    """log 2(1+2a): Hardy's constant, and the longest deviation that others' keys can have."""
+    return math.log(2) + log_one_plus(math.log(2), log_a)
 
 
-def _log_factor(a: float) -> float:
-    """Logarithm of the least (2/(2−p))^{1/p} M_{p/(p−1)}(a) over p: any p gives a bound."""
-    if a == math.inf:
-        return math.inf
+@lru_cache(maxsize=256)
+def log_moments(log_a: float) -> float:
+    """log of the least (2/(2−p))^{1/p} M_{p/(p−1)}(a): any p gives a bound, p = 1 Hardy's."""
+    if log_a > 300:  # lost beside e^a
+        return log_hardy(log_a)
+    a = math.exp(log_a)
 
     def value(p: float) -> float:
-        return math.log(2 / (2 - p)) / p + row_moment(a, p / (p - 1))
+        return math.log(2 / (2 - p)) / p + row_moment(a, p / (p - 1), log=True)
 
-    return min(smallest(value, 1.01, 1.7), math.log(2) + row_moment(a, math.inf))
+    return min(smallest(value, 1.01, 1.7), log_hardy(log_a))
+
+
+def log_masked_rows(n: int, log_a: float) -> float:
+    """log of the least bound of mixing and others' keys that knows n: by columns, or row by row.
+
+    By columns, P_ij ≤ κ/(κ+i−1) summed over i, as in the proofs of :prf:ref:`thm-masked-upper` and
+    :prf:ref:`thm-every-rate`. Row i is a row of attention on i tokens, of square at most
+    min(G, κF/i) (:prf:ref:`thm-every-row`).
+    """
+    by_columns = log_one_plus(2 * log_a) + log_causal_column_sum(n, log_a)
+    first = log_torn(log_a)
+    peak = log_two_dirac(log_a)
+    by_rows = math.log(n) + first
+    log_turn = peak - first  # rows up to i* = κF/G use G, the others Σ 1/i ≤ 1/i* + log(n/i*)
+    if log_turn < math.log(n):
+        by_rows = min(by_rows, log_sum([peak, first, peak + log_(math.log(n) - log_turn)]))
+    return min(by_columns, by_rows) / 2

@@ -1,7 +1,8 @@
-r"""LayerNorm and RMSNorm in front of attention: the reach of tokens and scores, and the block (theory §8).
+r"""LayerNorm and RMSNorm in front of attention: the tokens' ellipsoid, the block (chapter 11).
 
-A normalised token is :math:`Gz + b` with :math:`G = \mathrm{diag}(\gamma)`, :math:`|z| \le \sqrt d`, and for
-LayerNorm :math:`\sum_r z_r = 0`: a point of an ellipsoid, far smaller than the ball that holds it.
+A normalised token is :math:`Gz + b` with :math:`G = \mathrm{diag}(\gamma)`,
+:math:`|z| \le \sqrt d`, and for LayerNorm :math:`\sum_r z_r = 0`: a point of an ellipsoid, far
+smaller than the ball that holds it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from torch import Tensor
 
 from lipcore._checks import check_count, check_number, check_real_tensor, check_tokens
 from lipcore.attention import Attention
-from lipcore.bounds._logarithms import log_column_sum
+from lipcore.bounds._columns import log_column_sum
+from lipcore.bounds._logarithms import log_
+from lipcore.bounds._matrices import product_norm, square_root
+from lipcore.bounds.layer import join_heads
 from lipcore.jacobian import AttentionJacobian, LinearOperator
 from lipcore.spectral import spectral_norm
 
@@ -23,11 +27,12 @@ _BISECTIONS = 200  # halvings of the multiplier's bracket: down to rounding
 
 @dataclass(frozen=True, eq=False)
 class Normalisation:
-    r"""The normalisation whose output enters an attention layer: :math:`\gamma \odot \hat x + \beta`.
+    r"""The normalisation whose output enters an attention layer.
 
-    Here :math:`\hat x = (x - \bar x)/\sqrt{\mathrm{var}(x) + \varepsilon}` (``kind="layer"``) or
+    It returns :math:`\gamma \odot \hat x + \beta`, where
+    :math:`\hat x = (x - \bar x)/\sqrt{\mathrm{var}(x) + \varepsilon}` (``kind="layer"``) or
     :math:`\hat x = x/\sqrt{\mathrm{mean}(x^2) + \varepsilon}` (``kind="rms"``). Either way
-    :math:`|\hat x| \le \sqrt d`, so that tokens lie in an ellipsoid (theory §8).
+    :math:`|\hat x| \le \sqrt d`, so that tokens lie in an ellipsoid (:prf:ref:`prop-norm-radius`).
 
     Attributes
     ----------
@@ -45,18 +50,9 @@ class Normalisation:
 
 
 def normalise(norm: Normalisation, X: Tensor) -> Tensor:
-    r"""Apply LayerNorm or RMSNorm to each token: :math:`\gamma \odot \hat x + \beta`.
+    r"""Apply LayerNorm or RMSNorm to each token (:prf:ref:`prop-norm-radius`).
 
-    Parameters
-    ----------
-    norm : Normalisation
-        From ``model.norm(layer)``.
-    X : Tensor, shape (…, d)
-
-    Returns
-    -------
-    Tensor, shape (…, d)
-        In the precision of X. Differentiable.
+    X : Tensor, shape (…, d); returned: the same shape, in the precision of X. Differentiable.
 
     Examples
     --------
@@ -80,8 +76,9 @@ def _standardise(norm: Normalisation, X: Tensor) -> tuple[Tensor, Tensor]:
 class PreNormJacobian(LinearOperator):
     r"""The Jacobian of a pre-norm block :math:`x \mapsto x + f(N(x))` at X, or of a part of it.
 
-    With :math:`s_i` the size that token i is divided by, and :math:`\Pi` the projection off the mean for
-    LayerNorm, the identity for RMSNorm,
+    With :math:`s_i` the size that token i is divided by, and :math:`\Pi` the projection off the
+    mean for LayerNorm, the identity for RMSNorm (:prf:ref:`prop-norm-own`,
+    :prf:ref:`prop-norm-block`),
 
     .. math:: DN(x_i) = \frac1{s_i}\, G\,\big(\Pi - \tfrac1d\, \hat x_i \hat x_i^\top\big).
 
@@ -109,17 +106,27 @@ class PreNormJacobian(LinearOperator):
     tensor([[0., 0.]])
     """
 
-    def __init__(self, norm: Normalisation, X: Tensor, attention: Attention | None = None, *,
-                 residual: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self,
+        norm: Normalisation,
+        X: Tensor,
+        attention: Attention | None = None,
+        *,
+        residual: bool = False,
+    ) -> None:
         X = check_tokens(X, len(norm.gain)).detach()
         self._standard, self._size = _standardise(norm, X)
-        self._gain, self._centred, self._residual = norm.gain.to(X), norm.kind == "layer", residual
-        self._inner = (
-            None if attention is None else AttentionJacobian(attention, normalise(norm, X))
-        )
-        self.batch_shape, self.input_shape = tuple(X.shape[:-2]), tuple(X.shape[-2:])
+        self._gain = norm.gain.to(X)
+        self._centred = norm.kind == "layer"
+        self._residual = residual
+        self._inner = None
+        if attention is not None:
+            self._inner = AttentionJacobian(attention, normalise(norm, X))
+        self.batch_shape = tuple(X.shape[:-2])
+        self.input_shape = tuple(X.shape[-2:])
         self.output_shape = self.input_shape if self._inner is None else self._inner.output_shape
-        self.dtype, self.device = X.dtype, X.device
+        self.dtype = X.dtype
+        self.device = X.device
         if residual and self.output_shape != self.input_shape:
             raise ValueError(
                 f"residual: expected an attention whose output has {X.shape[-1]} dimensions, "
@@ -148,30 +155,64 @@ class PreNormJacobian(LinearOperator):
 
 
 def norm_constants(norm: Normalisation, X: Tensor) -> Tensor:
-    r"""Local Lipschitz constant of the normalisation at each token, at most :math:`\max|\gamma|/s_i`.
+    r"""Local constant of the normalisation at each token (:prf:ref:`prop-norm-own`).
 
-    Parameters
-    ----------
-    norm : Normalisation
-    X : Tensor, shape (…, d)
-        Tokens before normalisation.
-
-    Returns
-    -------
-    Tensor, shape (…)
+    At most :math:`\max|\gamma|/s_i`. X : Tensor, shape (…, d), tokens before normalisation;
+    returned: shape (…).
 
     Examples
     --------
     >>> import torch
     >>> unit = Normalisation("rms", torch.ones(3), torch.zeros(3), 0.0)
-    >>> norm_constants(unit, torch.tensor([[0.0, 3.0, 0.0]])).mul(3**0.5).round(decimals=5)  # 1/s, s = √3
+    >>> found = norm_constants(unit, torch.tensor([[0.0, 3.0, 0.0]]))  # 1/s, s = √3
+    >>> found.mul(3**0.5).round(decimals=5)
     tensor([1.])
     """
     return spectral_norm(PreNormJacobian(norm, X[..., None, :]), tol=1e-6).value
 
 
+def layer_norm_radius(*, gain: Tensor, bias: Tensor | None = None) -> float:
+    r"""Radius of a ball that holds all normalised tokens (:prf:ref:`prop-norm-radius`).
+
+    .. math:: R \le \sqrt d\, \max_r |g_r| + \|b\|
+
+    Parameters
+    ----------
+    gain : Tensor, shape (d,)
+        The g of ``LayerNorm`` or ``RMSNorm``.
+    bias : Tensor, shape (d,), optional
+        The b of ``LayerNorm``; left out (RMSNorm), zero.
+
+    Returns
+    -------
+    float
+
+    Raises
+    ------
+    ValueError, TypeError
+        If either is not a finite real vector, or their lengths differ.
+
+    Examples
+    --------
+    >>> import torch
+    >>> layer_norm_radius(gain=torch.ones(4), bias=torch.tensor([0.0, 0.0, 3.0, 4.0]))
+    7.0
+    """
+    gain = check_real_tensor("gain", gain, ndim=1).double()
+    if not len(gain):
+        raise ValueError(f"gain: expected at least one entry, got shape {tuple(gain.shape)}")
+    radius = math.sqrt(len(gain)) * gain.abs().amax().item()
+    if bias is None:
+        return radius
+    bias = check_real_tensor("bias", bias, ndim=1).double()
+    if bias.shape != gain.shape:
+        expected = tuple(gain.shape)
+        raise ValueError(f"bias: expected shape {expected} as gain has, got {tuple(bias.shape)}")
+    return radius + bias.norm().item()
+
+
 def largest_affine_norm(M: Tensor, e: Tensor, radius: float) -> Tensor:
-    r"""Exact maximum of :math:`|Mz + e|` over the ball :math:`|z| \le \rho`.
+    r"""Exact maximum of ‖Mz + e‖ over the ball ‖z‖ ≤ ρ (:prf:ref:`lem-affine-ball`).
 
     A convex function is maximised, but its Lagrange dual has no gap: with :math:`H = M^\top M` and
     :math:`q = M^\top e`,
@@ -180,22 +221,7 @@ def largest_affine_norm(M: Tensor, e: Tensor, radius: float) -> Tensor:
         + q^\top(\lambda - H)^{-1}q + \lambda\rho^2 .
 
     Every λ gives an upper bound; the best one solves :math:`|(\lambda-H)^{-1}q| = \rho`.
-
-    Parameters
-    ----------
-    M : Tensor, shape (…, k, d)
-    e : Tensor, shape (…, k)
-    radius : float
-        ρ.
-
-    Returns
-    -------
-    Tensor, shape (…)
-
-    Raises
-    ------
-    ValueError, TypeError
-        If the radius is negative, or M and e do not fit.
+    M : Tensor, shape (…, k, d). e : Tensor, shape (…, k). radius : float, ρ. Returned: shape (…).
 
     Examples
     --------
@@ -206,25 +232,25 @@ def largest_affine_norm(M: Tensor, e: Tensor, radius: float) -> Tensor:
     """
     check_real_tensor("M", M, min_ndim=2)
     if e.shape != M.shape[:-1]:
-        raise ValueError(
-            f"e: expected shape {tuple(M.shape[:-1])} as M has rows, got {tuple(e.shape)}"
-        )
+        expected = tuple(M.shape[:-1])
+        raise ValueError(f"e: expected shape {expected} as M has rows, got {tuple(e.shape)}")
     radius = check_number("radius", radius, minimum=0)
-    left, values, _ = torch.linalg.svd(M, full_matrices=False)
-    lowest = values.square().amax(-1, keepdim=True)
-    q = values * (left.mT @ e[..., None])[..., 0]
     if radius == 0:
         return e.norm(dim=-1)
-    gaps = lowest - values.square()
-    low, high = torch.zeros_like(lowest), q.norm(dim=-1, keepdim=True) / radius  # of λ − λ_max
+    left, values, _ = torch.linalg.svd(M, full_matrices=False)
+    q = values * (left.mT @ e[..., None])[..., 0]
+    squares = values.square()
+    lowest = squares.amax(-1, keepdim=True)
+    gaps = lowest - squares
+    low = torch.zeros_like(lowest)  # of λ − λ_max
+    high = q.norm(dim=-1, keepdim=True) / radius
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         outside = _safe_ratio(q, middle + gaps).square().sum(-1, keepdim=True) > radius**2
-        low, high = torch.where(outside, middle, low), torch.where(outside, high, middle)
-    multiplier = (lowest + high)[..., 0]
-    return (
-        e.square().sum(-1) + (q * _safe_ratio(q, high + gaps)).sum(-1) + multiplier * radius**2
-    ).sqrt()
+        low = torch.where(outside, middle, low)
+        high = torch.where(outside, high, middle)
+    constant = e.square().sum(-1) + (q * _safe_ratio(q, high + gaps)).sum(-1)
+    return (constant + (lowest + high)[..., 0] * radius**2).sqrt()
 
 
 def _safe_ratio(a: Tensor, b: Tensor) -> Tensor:
@@ -233,16 +259,16 @@ def _safe_ratio(a: Tensor, b: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Reach:
-    r"""What normalised tokens can do to one attention layer.
+class NormalisedReach:
+    r"""What normalised tokens can do to one attention layer (:prf:ref:`prop-norm-spread`).
 
     Attributes
     ----------
     radius : float
         Largest norm of a token on the ellipsoid, exactly.
     spread : Tensor, shape (heads,)
-        :math:`\alpha_h`: no query's scores differ by more than :math:`2\alpha_h`, and some query's do.
-        It takes the place of a in :math:`\kappa = e^{2a}`.
+        :math:`\alpha_h`: no query's scores differ by more than :math:`2\alpha_h`, and some query's
+        do. It takes the place of a in :math:`\kappa = e^{2a}`.
     query : Tensor, shape (heads,)
         Largest :math:`|A_hx + c_h|`.
     """
@@ -252,75 +278,46 @@ class Reach:
     query: Tensor
 
 
-def reach(attention: Attention, norm: Normalisation) -> Reach:
-    r"""Exact reach of normalised tokens (this book).
+def normalised_reach(attention: Attention, norm: Normalisation) -> NormalisedReach:
+    r"""Exact reach of normalised tokens (:prf:ref:`prop-norm-spread`).
 
     .. math:: \alpha_h = \sqrt d\,\max_x |\Pi G(A_hx + c_h)| \quad\text{over the ellipsoid}
 
-    Parameters
-    ----------
-    attention : Attention
-        Without rotary positions.
-    norm : Normalisation
-
-    Returns
-    -------
-    Reach
-        In float64.
-
-    Raises
-    ------
-    ValueError
-        If the attention has rotary positions, or another dimension than the normalisation.
+    In float64. Rotary positions, or another dimension than that of the normalisation, are
+    refused with ValueError.
 
     Examples
     --------
     >>> import torch
     >>> unit = Normalisation("rms", torch.ones(2), torch.zeros(2), 0.0)
-    >>> found = reach(Attention.from_matrices(3 * torch.eye(2), torch.eye(2)), unit)
+    >>> found = normalised_reach(Attention.from_matrices(3 * torch.eye(2), torch.eye(2)), unit)
     >>> round(found.radius, 6), found.spread.round(decimals=6)
     (1.414214, tensor([6.], dtype=torch.float64))
     """
     attention, gain, bias, root = _checked(attention, norm)
-    query, key = attention.scale * attention.query, attention.key
+    query = attention.scale * attention.query
+    key = attention.key
     moved = _centre(norm, query * gain)  # queries of tokens, as a map of z
     constant = query @ bias
     if attention.query_bias is not None:
         constant = constant + attention.scale * attention.query_bias
-    spread_root, query_root = _square_root(_centre(norm, key * gain)), _square_root(key)
-    radius = largest_affine_norm(_centre(norm, torch.diag(gain)), bias, root).item()
-    spread, query_norm = (
+    largest = [
         largest_affine_norm(factor @ moved, (factor @ constant[..., None])[..., 0], root)
-        for factor in (spread_root, query_root)
-    )
-    return Reach(radius, root * spread, query_norm)
+        for factor in (square_root(_centre(norm, key * gain).mT), square_root(key.mT))
+    ]
+    radius = largest_affine_norm(_centre(norm, torch.diag(gain)), bias, root).item()
+    return NormalisedReach(radius=radius, spread=root * largest[0], query=largest[1])
 
 
 def normalised_upper(attention: Attention, norm: Normalisation, *, n: int) -> float:
-    r"""Upper bound for n normalised tokens: on the ellipsoid, not the ball around it (this book; theory §8).
+    r"""The bound for n normalised tokens, on their ellipsoid (:prf:ref:`thm-norm-bound`).
 
-    For one head, with :func:`reach`'s α and query norm r, and :math:`S = n\kappa/(n+\kappa-1)`,
-    :math:`\kappa=e^{2\alpha}` (S = n with a mask),
+    For one head, with the α and query norm r of :func:`normalised_reach`, and
+    :math:`S = n\kappa/(n+\kappa-1)`, :math:`\kappa=e^{2\alpha}` (S = n with a mask),
 
     .. math:: \|V\|_2\sqrt S + \|VG\Pi\|_2\big( d\,\|\Pi GA\|_2 + \sqrt d\; r\sqrt S \big).
 
-    Heads add up as in :func:`lipcore.bounds.layer_upper`.
-
-    Parameters
-    ----------
-    attention : Attention
-        Without rotary positions.
-    norm : Normalisation
-    n : int
-
-    Returns
-    -------
-    float
-
-    Raises
-    ------
-    ValueError, TypeError
-        As :func:`reach`; also if n < 1.
+    Heads add up as :prf:ref:`prop-norm-heads` says. What is refused: see :func:`normalised_reach`.
 
     Examples
     --------
@@ -329,55 +326,36 @@ def normalised_upper(attention: Attention, norm: Normalisation, *, n: int) -> fl
     >>> normalised_upper(Attention.from_matrices(torch.zeros(2, 2), torch.eye(2)), unit, n=9)
     1.0
     """
-    n, found = check_count("n", n), reach(attention, norm)
+    n = check_count("n", n)
+    found = normalised_reach(attention, norm)
     attention, gain, _, root = _checked(attention, norm)
     masked = attention.causal or attention.mask is not None or attention.log_weights is not None
-    columns = [n if masked else math.exp(log_column_sum(n, math.log(alpha) if alpha > 0 else -math.inf))
-               for alpha in found.spread.tolist()]  # fmt: skip
-    mixing = torch.tensor(columns, dtype=torch.float64).sqrt()
-    keys = _centre(norm, attention.key * gain)
-    own = root * _product_norm(attention.scale * attention.query, keys)  # √d ‖ΠGA‖
-    shift = root * (own + found.query * mixing)
+    log_columns = [
+        math.log(n) if masked else log_column_sum(n, log_(alpha)) for alpha in found.spread.tolist()
+    ]
+    mixing = torch.tensor(log_columns, dtype=torch.float64).div(2).exp()
+    own = root * product_norm(
+        attention.scale * attention.query, _centre(norm, attention.key * gain)
+    )
+    shift = root * (own + found.query * mixing)  # own: √d ‖ΠGA‖
 
     def heads(values: Tensor) -> Tensor:
         scaled = torch.linalg.matrix_norm(_centre(norm, values * gain), 2)
         return torch.linalg.matrix_norm(values, 2) * mixing + scaled * shift
 
-    joined = heads(attention.value).square().sum().sqrt().item()
-    if attention.output is None:
-        return joined
-    projected = torch.linalg.matrix_norm(attention.output, 2).item() * joined
-    return min(projected, heads(attention.value_matrices()).sum().item())
+    return join_heads(attention, heads(attention.value), heads(attention.value_matrices())).item()
 
 
 def _checked(attention: Attention, norm: Normalisation) -> tuple[Attention, Tensor, Tensor, float]:
     """(attention, γ, β, √d) in float64."""
     if attention.rotary is not None:
-        raise ValueError(
-            "attention: expected one without rotary positions, whose scores depend on them"
-        )
-    if len(norm.gain) != attention.d:
-        raise ValueError(
-            f"norm: expected a gain of {attention.d} entries as X has, got {len(norm.gain)}"
-        )
-    return (
-        attention.to(torch.float64),
-        norm.gain.double(),
-        norm.bias.double(),
-        math.sqrt(attention.d),
-    )
+        raise ValueError("attention: expected one without rotary positions, got rotary frequencies")
+    d = attention.d
+    if len(norm.gain) != d:
+        raise ValueError(f"norm: expected a gain of {d} entries as X has, got {len(norm.gain)}")
+    return attention.to(torch.float64), norm.gain.double(), norm.bias.double(), math.sqrt(d)
 
 
 def _centre(norm: Normalisation, matrices: Tensor) -> Tensor:
     """Multiply by Π from the right."""
     return matrices - matrices.mean(-1, keepdim=True) if norm.kind == "layer" else matrices
-
-
-def _product_norm(query: Tensor, key: Tensor) -> Tensor:
-    """‖KᵀQ‖₂ of each head, from the small factors."""
-    return torch.linalg.matrix_norm(_square_root(key) @ _square_root(query).mT, 2)
-
-
-def _square_root(matrices: Tensor) -> Tensor:
-    """Return R with |Mᵀy| = |R y| for every y: (…, k, d) → (…, min(k, d), k)."""
-    return torch.linalg.qr(matrices.mT, mode="r").R

@@ -1,6 +1,8 @@
-"""Published bounds, restated in this book's notation, to be attacked and compared like its own.
+"""Published bounds of others, restated in this book's notation and held against the truth.
 
 Each docstring says what the statement assumes and what became of it here. Names are author-year.
+The sizes of closed forms are said in :mod:`lipcore.bounds`, those of L2 attention in
+:func:`lipcore.bounds.l2_attention_upper`.
 """
 
 from __future__ import annotations
@@ -13,23 +15,23 @@ from torch import Tensor
 
 from lipcore._checks import check_count, check_number, check_real_tensor
 from lipcore.attention import Attention
-from lipcore.bounds._logarithms import finish, log_, log_add, log_inputs, log_times
+from lipcore.bounds._logarithms import finish, log_, log_one_plus, log_sizes, log_times
 from lipcore.bounds.l2 import distance_spread, log_heads
+from lipcore.bounds.layer import join_heads
 
 #: Tokens up to which every subset is tried for the ∞→1 norm of the softmax.
 _ALL_SUBSETS = 16
 
 
 def yudin2025_local_upper(attention: Attention, X: Tensor) -> Tensor:
-    r"""Bound of the local constant at X from the two largest weights of each row (Yudin et al. 2025).
+    r"""Local bound from the two largest weights of each row (:prf:ref:`thm-rivals-yudin`).
 
     .. math:: \|D_X f\|_2 \le \|V\|_2 \Big( \|P\|_2 + 2\|X\|_2^2\|A\|_2 \max_i g(P_i) \Big), \qquad
         g(p) = p_{(1)}\big(1 - p_{(1)} + p_{(2)}\big)
 
-    Assumes scores that are bilinear in the tokens: no query bias, no rotary positions, no normalised queries.
-    Found here: it holds. :math:`\|\mathrm{diag}(p) - pp^\top\|_2 \le g(p)` follows from the secular equation, since at
-    :math:`\lambda = g`, :math:`p_{(1)}^2/(p_{(1)}-\lambda) = p_{(1)}/(p_{(1)}-p_{(2)})` and the other terms sum to at
-    most :math:`p_{(2)}/(p_{(1)}-p_{(2)})`. Heads are joined as in :func:`~lipcore.bounds.local_upper`.
+    Yudin et al. 2025. Assumes scores that are bilinear in the tokens: no query bias, no rotary
+    positions, no normalised queries. Found here: it holds. Heads are joined as
+    :prf:ref:`prop-norm-heads` says.
 
     Parameters
     ----------
@@ -57,31 +59,16 @@ def yudin2025_local_upper(attention: Attention, X: Tensor) -> Tensor:
     peak = softmax_norm_upper(P).amax(-1)  # (…, heads)
     reach = 2 * torch.linalg.matrix_norm(X, 2)[..., None] ** 2 * _norms(attention.score_matrices())
     factors = torch.linalg.matrix_norm(P, 2) + reach * peak
-    joined = (_norms(attention.value) * factors).square().sum(-1).sqrt()
-    if attention.output is None:
-        return joined
-    apart = (_norms(attention.value_matrices()) * factors).sum(-1)
-    return torch.minimum(torch.linalg.matrix_norm(attention.output, 2) * joined, apart)
+    projected = _norms(attention.value_matrices()) * factors
+    return join_heads(attention, _norms(attention.value) * factors, projected)
 
 
 def softmax_norm_upper(p: Tensor) -> Tensor:
-    r"""Upper bound of the spectral norm of the softmax's Jacobian at p (Yudin et al. 2025).
+    r"""Bound of the spectral norm of the softmax's Jacobian (:prf:ref:`lem-rivals-softmax`).
 
     .. math:: \|\mathrm{diag}(p)-pp^\top\|_2 \le p_{(1)}\big(1-p_{(1)}+p_{(2)}\big)
 
-    Parameters
-    ----------
-    p : Tensor, shape (…, n)
-        Probability vectors.
-
-    Returns
-    -------
-    Tensor, shape (…)
-
-    Raises
-    ------
-    ValueError, TypeError
-        If p is not a real tensor of at least one dimension.
+    Yudin et al. 2025. p : Tensor, shape (…, n), probability vectors; returned: shape (…).
 
     Examples
     --------
@@ -92,35 +79,20 @@ def softmax_norm_upper(p: Tensor) -> Tensor:
     check_real_tensor("p", p, min_ndim=1)
     if p.shape[-1] == 1:
         return torch.zeros_like(p[..., 0])
-    first, *others = p.sort(dim=-1, descending=True).values.unbind(-1)
-    rest = torch.stack(others, dim=-1)
-    return first * (
-        rest.sum(-1) + rest[..., 0]
-    )  # 1 − p₁ as a sum: near one-hot rows the difference loses its digits
+    ordered = p.sort(dim=-1, descending=True).values
+    # 1 − p₁ as a sum: near one-hot rows the difference loses its digits
+    return ordered[..., 0] * (ordered[..., 1:].sum(-1) + ordered[..., 1])
 
 
 def emadi2026_softmax_norm(p: Tensor) -> Tensor:
-    r"""The ∞→1 norm of the softmax's Jacobian at p (Emadi et al. 2026).
+    r"""The ∞→1 norm of the softmax's Jacobian at p (Emadi 2026; :prf:ref:`prop-rivals-emadi`).
 
     .. math:: \theta(p) = \|\mathrm{diag}(p)-pp^\top\|_{\infty\to1} = 4\max_S p(S)\,(1-p(S))
 
-    Found here: it holds, and is exact, as a positive semi-definite form is largest on signs at equal arguments, where
-    it is a variance. The best S is a partition problem: every S is tried up to 16 tokens; beyond, the value is
-    exact where one token holds half of the mass, and the upper bound 1 otherwise.
-
-    Parameters
-    ----------
-    p : Tensor, shape (…, n)
-        Probability vectors.
-
-    Returns
-    -------
-    Tensor, shape (…)
-
-    Raises
-    ------
-    ValueError, TypeError
-        If p is not a real tensor of at least one dimension.
+    Found here: it holds, and is exact, as a positive semi-definite form is largest on signs at
+    equal arguments, where it is a variance. The best S is a partition problem: every S is tried up
+    to 16 tokens; beyond, the value is exact where one token holds half of the mass, and the upper
+    bound 1 otherwise. p : Tensor, shape (…, n), probability vectors; returned: shape (…).
 
     Examples
     --------
@@ -129,52 +101,38 @@ def emadi2026_softmax_norm(p: Tensor) -> Tensor:
     tensor(0.3600)
     """
     check_real_tensor("p", p, min_ndim=1)
-    n, largest = p.shape[-1], p.amax(-1)
+    n = p.shape[-1]
+    largest = p.amax(-1)
     if n > _ALL_SUBSETS:
         return torch.where(largest > 0.5, 4 * largest * (1 - largest), 1.0)
-    subsets = (
-        torch.arange(2 ** (n - 1), device=p.device)[:, None] >> torch.arange(n, device=p.device) & 1
-    )
-    inside = p @ subsets.to(p.dtype).mT  # (…, 2^{n−1}); complements give the same value
-    outside = p @ (1 - subsets).to(p.dtype).mT  # 1 − p(S), without losing digits
+    numbers = torch.arange(2 ** (n - 1), device=p.device)[:, None]
+    subsets = (numbers >> torch.arange(n, device=p.device) & 1).to(p.dtype)
+    inside = p @ subsets.mT  # (…, 2^{n−1}); complements give the same value
+    outside = p @ (1 - subsets).mT  # 1 − p(S), without losing digits
     return (4 * inside * outside).amax(-1)
 
 
 def emadi2026_token_upper(
     *, radius: float, norm_a: float, norm_v: float, theta: float = 1.0, log: bool = False
 ) -> float:
-    r"""Upper bound in the largest-token norm :math:`\|X\| = \max_i |x_i|`, whatever n (form of Emadi et al. 2026).
+    r"""Bound in the largest-token norm, whatever n (:prf:ref:`prop-rivals-emadi`).
 
-    .. math:: \mathrm{Lip}_\infty \le \|V\|_2\,(1 + 2a\,\theta), \qquad \theta \ge \max_i \theta(P_i)
+    .. math:: \mathrm{Lip}_\infty \le \|V\|_2\,(1 + 2a\,\theta),
+        \qquad \theta \ge \max_i \theta(P_i)
 
-    The published factor of θ is stated for a layer; for one head in the ball of radius R it is derived here:
-    :math:`\mathrm{cov}_{P_i}(g\cdot x, \dot s_i) \le \theta\cdot R\cdot 2\|A\|_2R\,|H|`. It bounds another norm than
-    the rest of this book: in the Frobenius norm no bound without n or a growing exponential can hold.
-
-    Parameters
-    ----------
-    radius, norm_a, norm_v, log
-        As in :func:`~lipcore.bounds.general_upper`.
-    theta : float
-        In [0, 1]; 1 holds for every input.
-
-    Returns
-    -------
-    float
-
-    Raises
-    ------
-    ValueError, TypeError
-        As :func:`~lipcore.bounds.general_upper`; also if theta is outside [0, 1].
+    with :math:`\|X\| = \max_i |x_i|`, and theta in [0, 1]; 1 holds for every input. The published
+    factor is stated for a layer, the one for a head is derived here. It bounds another norm than
+    the rest of this book: in the Frobenius norm no bound without n or a growing exponential can
+    hold.
 
     Examples
     --------
     >>> round(emadi2026_token_upper(radius=1.0, norm_a=3.0, norm_v=2.0), 9)
     14.0
     """
-    _, log_a, log_v = log_inputs(1, radius, norm_a, norm_v)
+    log_a, log_v = log_sizes(radius, norm_a, norm_v)
     theta = check_number("theta", theta, minimum=0, maximum=1)
-    return finish(log_times(log_v, log_add(0.0, math.log(2) + log_a + log_(theta))), log)
+    return finish(log_times(log_v, log_one_plus(math.log(2), log_a, log_(theta))), log)
 
 
 def kim2021_l2_upper(
@@ -186,43 +144,20 @@ def kim2021_l2_upper(
     norm_o: float = 1.0,
     log: bool = False,
 ) -> float:
-    r"""Upper bound of L2 attention, for tokens anywhere (Kim, Papamakarios & Mnih 2021; the power of Q derived here).
+    r"""Upper bound of L2 attention, for tokens anywhere (:prf:ref:`thm-rivals-kim`).
 
     .. math:: \mathrm{Lip}(f) \le \sqrt{\frac nk}\,\big(4\varphi^{-1}(n-1)+1\big)
         \Big( \sum_h \|Q_h\|_2^4\|V_h\|_2^2 \Big)^{1/2} \|W^O\|_2, \qquad \varphi(x) = xe^{x+1}
 
-    of :func:`lipcore.lab.zoo.l2_attention_map`. Assumes query = key, and values through :math:`A_h = Q_h^\top Q_h/\sqrt k`.
-    Derived here: with :math:`y = Q_hx/k^{1/4}` each row of the Jacobian of :math:`\sum_j P_{ij}y_j` has norm at most
-    1 (mixing) + 2c (own query) + 2c (others' keys), as :math:`\sum_j P_{ij}|y_i-y_j|^2 \le c = \varphi^{-1}(n-1)`;
-    there are n rows; y enters with Q and leaves with Q, so that the whole has degree 4 in Q under the root.
-
-    Parameters
-    ----------
-    n : int
-        Number of tokens.
-    head_dim : int
-        k, the rows of each Q_h.
-    norms_q, norms_v : sequence of float
-        Spectral norms of Q_h and V_h, one a head.
-    norm_o : float
-        Spectral norm of W^O.
-    log : bool
-        Whether to return the logarithm of the bound.
-
-    Returns
-    -------
-    float
-
-    Raises
-    ------
-    ValueError, TypeError
-        If a number is out of range, or the numbers of heads differ.
+    Kim, Papamakarios & Mnih 2021; the power of Q is derived here: with :math:`y = Q_hx/k^{1/4}`, y
+    enters with Q and leaves with Q, so that the whole has degree 4 in Q under the root. Assumes
+    query = key, and values through :math:`A_h = Q_h^\top Q_h/\sqrt k`.
 
     Examples
     --------
     >>> round(kim2021_l2_upper(n=1, head_dim=1, norms_q=[5.0], norms_v=[1.0]), 9)
     25.0
-    """  # noqa: E501
+    """
     return _kim2021(n, head_dim, norms_q, norms_v, norm_o, log, power=4)
 
 
@@ -235,26 +170,13 @@ def kim2021_l2_upper_restated(
     norm_o: float = 1.0,
     log: bool = False,
 ) -> float:
-    r"""The bound of L2 attention as public code restates it: **not a bound** (after Kim, Papamakarios & Mnih 2021).
+    r"""The same as public code restates it: **not a bound** (:prf:ref:`thm-rivals-kim`).
 
-    .. math:: \sqrt{\frac nk}\,\big(4\varphi^{-1}(n-1)+1\big)\Big( \sum_h \|Q_h\|_2^2\|V_h\|_2^2 \Big)^{1/2} \|W^O\|_2
+    .. math:: \sqrt{\frac nk}\,\big(4\varphi^{-1}(n-1)+1\big)
+        \Big( \sum_h \|Q_h\|_2^2\|V_h\|_2^2 \Big)^{1/2} \|W^O\|_2
 
-    It has degree one in Q, the map degree two: two equal tokens, d = k = 1, Q = 5, V = 1 give a Jacobian of norm 25
-    against 14.9. :func:`kim2021_l2_upper` has the power that the proof gives.
-
-    Parameters
-    ----------
-    n, head_dim, norms_q, norms_v, norm_o, log
-        As in :func:`kim2021_l2_upper`.
-
-    Returns
-    -------
-    float
-
-    Raises
-    ------
-    ValueError, TypeError
-        As :func:`kim2021_l2_upper`.
+    It has degree one in Q, the map degree two: two equal tokens, d = k = 1, Q = 5, V = 1 give a
+    Jacobian of norm 25 against 14.9. :func:`kim2021_l2_upper` has the power that the proof gives.
 
     Examples
     --------
@@ -265,49 +187,38 @@ def kim2021_l2_upper_restated(
 
 
 def castin2024_released_compute_bound(attention: Attention, X: Tensor) -> Tensor:
-    r"""What ``compute_bound`` of the code released with *How Smooth Is Attention?* returns: **not a bound**.
+    r"""``compute_bound`` of the code released with *How Smooth Is Attention?*: **not a bound**.
 
     .. math:: \sum_h \|V_h\|_2 \big( R_h^2 r^2 (n+1) + n \big)^{1/2}, \qquad
         R_h = \max_i \|A_hx_i\|, \quad r = \max_{i,j}\|x_i-x_j\|
 
-    The released scripts compute it and never plot it. It misses that :math:`A^\top x` matters too, through the own
-    query: :math:`A = 50\,e_1e_2^\top`, :math:`X = \pm e_1` has :math:`R_h = 0`, a Jacobian of norm 50.02; this is 1.41.
-
-    Parameters
-    ----------
-    attention : Attention
-    X : Tensor, shape (…, n, d)
-
-    Returns
-    -------
-    Tensor, shape (…)
-
-    Raises
-    ------
-    ValueError, TypeError
-        If X does not fit, or the attention has a query bias or rotary positions.
+    The released scripts compute it and never plot it. It misses that :math:`A^\top x` matters too,
+    through the own query (:prf:ref:`thm-jacobian`): :math:`A = 50\,e_1e_2^\top`,
+    :math:`X = \pm e_1` has :math:`R_h = 0`, a Jacobian of norm 50.02; this is 1.41. X : Tensor,
+    shape (…, n, d); returned: shape (…). A query bias or rotary positions are refused with
+    ValueError.
 
     Examples
     --------
     >>> import torch
-    >>> A, X = torch.tensor([[0.0, 50.0], [0.0, 0.0]]), torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
-    >>> round(castin2024_released_compute_bound(Attention.from_matrices(A, torch.eye(2)), X).item(), 2)
+    >>> f = Attention.from_matrices(torch.tensor([[0.0, 50.0], [0.0, 0.0]]), torch.eye(2))
+    >>> X = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+    >>> round(castin2024_released_compute_bound(f, X).item(), 2)
     1.41
     """
     _check_bilinear(attention)
     n = attention.check_input(X).shape[-2]
-    images = (
-        (X[..., None, :, :] @ attention.score_matrices().mT).norm(dim=-1).amax(-1)
-    )  # (…, heads)
-    diameter = (X[..., :, None, :] - X[..., None, :, :]).norm(dim=-1).amax((-2, -1))[..., None]
-    return (
-        _norms(attention.value_matrices()) * ((images * diameter).square() * (n + 1) + n).sqrt()
-    ).sum(-1)
+    images = X[..., None, :, :] @ attention.score_matrices().mT  # (…, heads, n, d)
+    reach = images.norm(dim=-1).amax(-1)  # (…, heads)
+    differences = X[..., :, None, :] - X[..., None, :, :]
+    diameter = differences.norm(dim=-1).amax((-2, -1))[..., None]
+    factors = ((reach * diameter).square() * (n + 1) + n).sqrt()
+    return (_norms(attention.value_matrices()) * factors).sum(-1)
 
 
 def _kim2021(n, head_dim, norms_q, norms_v, norm_o, log, *, power: int) -> float:
-    n, k = check_count("n", n), check_count("head_dim", head_dim)
-    heads = log_heads(k, norms_q, norms_v, norm_o, power)
+    n = check_count("n", n)
+    heads = log_heads(check_count("head_dim", head_dim), norms_q, norms_v, norm_o, power)
     return finish(log_times(math.log(n) / 2, math.log1p(4 * distance_spread(n)), heads), log)
 
 

@@ -1,8 +1,8 @@
 """Claims with their evidence, as the executed pages of the book state them.
 
 A page that proves, checks or refutes something ends a cell with a :class:`Claim`. The claim refuses
-evidence that contradicts it, shows itself on the page, and carries a machine-readable copy from which
-the book's scoreboard is collected.
+evidence that contradicts it, shows itself on the page, and carries a machine-readable copy from
+which the book's scoreboard is collected.
 """
 
 from __future__ import annotations
@@ -14,16 +14,25 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["MIME_TYPE", "RATIO_TOLERANCE", "SOURCES", "STATUSES", "Claim", "claim"]
+__all__ = [
+    "MIME_TYPE",
+    "RATIO_TOLERANCE",
+    "SOURCES",
+    "STATUSES",
+    "Claim",
+    "claim",
+    "format_ratio",
+]
 
 MIME_TYPE = "application/vnd.lipcore.claim+json"
-STATUSES = ("proved", "checked", "fails", "open")
+STATUSES = ("proved", "checked", "fails", "open")  # from the strongest down
 SOURCES = ("paper", "book")  # or the key of a work in the bibliography
 RATIO_TOLERANCE = 1e-9  # relative rounding error allowed to a ratio that should not pass 1
 
 _KEY = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _CITATION = re.compile(r"[a-z]+[0-9]{4}[a-z0-9]*")
-_MATHS = re.compile(r"\$([^$]+)\$")
+# Mathematics in a statement.
+MATHS = re.compile(r"\$([^$]+)\$")
 
 
 @dataclass(frozen=True)
@@ -80,10 +89,6 @@ class Claim:
                 f"claim {self.key!r} fails, so a witness is needed: an input that shows it"
             )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain data, the content of the MIME type ``MIME_TYPE``."""
-        return asdict(self)
-
     def __str__(self) -> str:
         """Return one line of text."""
         seen = "" if self.ratio is None else f" (largest ratio {format_ratio(self.ratio)})"
@@ -94,11 +99,9 @@ class Claim:
         """Return a box whose mathematics is typeset in the book and in Jupyter."""
         seen = "" if self.ratio is None else f"largest ratio seen {format_ratio(self.ratio)}"
         facts = " · ".join(filter(None, [self.source, seen]))
-        witness = (
-            f'<p class="claim-witness">Witness: {_typeset(self.witness)}</p>'
-            if self.witness
-            else ""
-        )
+        witness = ""
+        if self.witness:
+            witness = f'<p class="claim-witness">Witness: {_typeset(self.witness)}</p>'
         return (
             f'<div class="claim claim-{self.status} tex2jax_process" id="claim-{self.key}">'
             f'<p><span class="claim-status">{self.status}</span> {_typeset(self.statement)}</p>'
@@ -107,7 +110,7 @@ class Claim:
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, Any]:
         """Return the claim as HTML, as text, and as data for the scoreboard."""
-        return {"text/html": self._repr_html_(), "text/plain": str(self), MIME_TYPE: self.to_dict()}
+        return {"text/html": self._repr_html_(), "text/plain": str(self), MIME_TYPE: asdict(self)}
 
 
 def claim(key: str, statement: str, *, source: str, status: str, ratio=None, witness=None) -> Claim:
@@ -116,7 +119,7 @@ def claim(key: str, statement: str, *, source: str, status: str, ratio=None, wit
     Parameters
     ----------
     key, statement, source, status, witness
-        As in :class:`Claim`.
+        The fields of :class:`Claim`.
     ratio : float or nested sequence or array or tensor of floats, optional
         Observed values of what should not pass 1; the largest counts.
 
@@ -128,16 +131,15 @@ def claim(key: str, statement: str, *, source: str, status: str, ratio=None, wit
     Raises
     ------
     ValueError
-        As :class:`Claim`; also if no value, or one that is not a number, is among the ratios.
+        If :class:`Claim` refuses it, or there is no ratio or one that is not a number among them.
 
     Examples
     --------
-    >>> claim("demo", "Slack is positive.", source="book", status="checked", ratio=[0.25, 0.75]).ratio
+    >>> claim("demo", "Slack > 0.", source="book", status="checked", ratio=[0.25, 0.75]).ratio
     0.75
     """
-    return Claim(
-        key, statement, source, status, None if ratio is None else _largest(ratio), witness
-    )
+    largest = None if ratio is None else _largest(ratio)
+    return Claim(key, statement, source, status, largest, witness)
 
 
 def format_ratio(ratio: float) -> str:
@@ -156,33 +158,28 @@ def format_ratio(ratio: float) -> str:
 def _check_words(item: Claim) -> None:
     if not isinstance(item.key, str) or not _KEY.fullmatch(item.key):
         raise ValueError(f"key must be lower-case words joined by hyphens, got {item.key!r}")
+    refused = f"claim {item.key!r}:"
     if not isinstance(item.statement, str) or not item.statement.strip():
-        raise ValueError(
-            f"claim {item.key!r}: statement must be a sentence, got {item.statement!r}"
-        )
+        raise ValueError(f"{refused} statement must be a sentence, got {item.statement!r}")
     if item.statement.count("$") % 2:
-        raise ValueError(f"claim {item.key!r}: statement has an unpaired dollar")
-    known = isinstance(item.source, str) and (
-        item.source in SOURCES or _CITATION.fullmatch(item.source)
-    )
-    if not known:
+        raise ValueError(f"{refused} statement has an unpaired dollar")
+    if item.source not in SOURCES and not _CITATION.fullmatch(str(item.source)):
         raise ValueError(
-            f"claim {item.key!r}: source must be one of {SOURCES} or a citation key such as "
-            f"'yudin2025', got {item.source!r}"
+            f"{refused} source must be one of {SOURCES} or a citation key such as 'yudin2025', "
+            f"got {item.source!r}"
         )
     if item.status not in STATUSES:
-        raise ValueError(
-            f"claim {item.key!r}: status must be one of {STATUSES}, got {item.status!r}"
-        )
+        raise ValueError(f"{refused} status must be one of {STATUSES}, got {item.status!r}")
 
 
 def _check_ratio(item: Claim) -> None:
     ratio = float(item.ratio)
-    if not math.isfinite(ratio) or ratio < 0:
+    if not 0 <= ratio < math.inf:
         raise ValueError(f"claim {item.key!r}: ratio must be a finite number ≥ 0, got {ratio}")
     if item.status in ("proved", "checked") and ratio > 1 + RATIO_TOLERANCE:
         raise ValueError(
-            f"claim {item.key!r} is said to be {item.status}, but a ratio of {ratio:.10g} contradicts it"
+            f"claim {item.key!r} is said to be {item.status}, "
+            f"but a ratio of {ratio:.10g} contradicts it"
         )
     object.__setattr__(item, "ratio", ratio)
 
@@ -209,4 +206,4 @@ def _flatten(values) -> Iterable[float]:
 
 def _typeset(text: str) -> str:
     r"""Escape for HTML and mark mathematics as ``\(…\)``, which MathJax reads everywhere."""
-    return _MATHS.sub(lambda match: rf"\({match[1]}\)", html.escape(text, quote=False))
+    return MATHS.sub(lambda match: rf"\({match[1]}\)", html.escape(text, quote=False))

@@ -1,18 +1,14 @@
-"""One style for every figure: white ground, colours that the colour-blind can tell apart, reproducible SVG.
+"""One style for every figure: white ground, colours for the colour-blind, reproducible SVG.
 
-Colour is never alone: bounds also differ in their dashes, and the truth is the only one with markers.
+Colour is never alone: bounds also differ in their dashes, and only the truth has markers.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
-
-from lipcore.lab.statistics import PowerFit, fit_exponent
 
 try:
     import matplotlib as mpl
@@ -77,6 +73,9 @@ _DASHES = {
 #: Share of the values that a band leaves out on either side.
 SPREAD = 0.1
 
+#: Filled dots with a white rim.
+_MARKER = {"mec": "white", "mew": 0.8, "ms": 7}
+
 _CYCLE = [COLOURS[name] for name in ("first", "second", "third", "fourth", "fifth", "sixth")]
 
 _RC = {
@@ -87,7 +86,7 @@ _RC = {
     "savefig.facecolor": "white",
     "savefig.bbox": "tight",
     "savefig.dpi": 150,
-    "svg.fonttype": "path",  # letters as outlines: the same on every machine, with or without the font
+    "svg.fonttype": "path",  # letters as outlines: the same with or without the font
     "svg.hashsalt": "lipcore",  # otherwise every run names its elements anew
     "font.family": "DejaVu Sans",
     "font.size": 11,
@@ -120,7 +119,9 @@ _RC = {
 
 
 def use_style() -> None:
-    """Set matplotlib's defaults for the rest of the session; in a notebook, figures become reproducible SVG.
+    """Set matplotlib's defaults for the rest of the session.
+
+    In a notebook, figures become reproducible SVG.
 
     Examples
     --------
@@ -139,17 +140,10 @@ def use_style() -> None:
         set_matplotlib_formats("svg", metadata={"Date": None})
 
 
-@contextmanager
-def style():
-    """:func:`use_style`'s defaults within a ``with`` block only."""
-    with mpl.rc_context(_RC):
-        yield
-
-
 def figure(
     rows: int = 1, columns: int = 1, *, width: float = 7.2, height: float | None = None, **options
 ):
-    """Make a figure in the style: ``fig, ax = figure()``, ``fig, (left, right) = figure(columns=2)``.
+    """Make a figure in the style, and its axes.
 
     Parameters
     ----------
@@ -158,7 +152,7 @@ def figure(
     width, height : float
         Inches; 7.2 wide fills the page's text column. The height follows the panels if left out.
     **options
-        As in :func:`matplotlib.pyplot.subplots`.
+        Of :func:`matplotlib.pyplot.subplots`.
 
     Returns
     -------
@@ -173,37 +167,14 @@ def figure(
     """
     if height is None:
         height = (4.3 if columns == 1 else 3.6 if columns == 2 else 2.7) * rows
-    with style():
+    with mpl.rc_context(_RC):
         return plt.subplots(rows, columns, figsize=(width, height), **options)
 
 
-def save(fig: Figure, path: str | Path) -> Path:
-    """Write a figure so that the same code gives the same bytes; returns the path."""
-    path = Path(path)
-    metadata = (
-        {"Date": None}
-        if path.suffix == ".svg"
-        else {"Software": None}
-        if path.suffix == ".png"
-        else None
-    )
-    with style():
-        fig.savefig(path, metadata=metadata)
-    return path
-
-
-def growth(
-    ax: Axes,
-    n: Sequence[float],
-    values: Sequence,
-    *,
-    label: str,
-    colour: str = "truth",
-    fit: bool = True,
-    points: bool = True,
-    rng: np.random.Generator | None = None,
-) -> PowerFit | None:
-    r"""Growth with the length, on logarithmic axes: values, their geometric mean, and a fitted power law.
+def values_by_length(
+    ax: Axes, n: Sequence[float], values: Sequence, *, label: str, colour: str = "truth"
+) -> None:
+    """Draw values over the length, on logarithmic axes, and their geometric mean at each length.
 
     Parameters
     ----------
@@ -212,42 +183,20 @@ def growth(
     values : array or tensor of shape (m,) or (m, repeats), or m sequences of any sizes
         Positive.
     label : str
-        Legend entry; the fitted exponent and its 95 % interval are added.
+        Legend entry.
     colour : str
         A role of :data:`COLOURS`, or any matplotlib colour.
-    fit : bool
-        Whether to fit and draw a power law (:func:`lipcore.lab.statistics.fit_exponent`).
-    points : bool
-        Whether to show single values behind their means.
-    rng : numpy.random.Generator, optional
-        For the interval.
-
-    Returns
-    -------
-    PowerFit or None
-
-    Examples
-    --------
-    >>> fig, ax = figure()
-    >>> print(growth(ax, [4, 16, 64], [2.0, 4.0, 8.0], label="demo"))
-    0.50 [0.50, 0.50]
-    >>> plt.close(fig)
     """
     colour = COLOURS.get(colour, colour)
     lengths, samples = _samples(n, values)
-    fitted = fit_exponent(lengths, samples, rng=rng) if fit else None
-    if points and max(map(len, samples)) > 1:
+    if max(map(len, samples)) > 1:
         x = np.repeat(lengths, [len(sample) for sample in samples])
         ax.plot(x, np.concatenate(samples), "o", ms=3.5, color=colour, alpha=0.2, mew=0, zorder=2)
-    ax.set(xscale="log", yscale="log")
-    if fitted is not None:
-        ax.plot(lengths, fitted(lengths), "-", color=colour, lw=1.4, zorder=3)
-        label = f"{label}: $n^{{\\,{fitted.exponent:.2f}}}$ [{fitted.low:.2f}, {fitted.high:.2f}]"
     means = [np.exp(np.log(sample).mean()) for sample in samples]
-    ax.plot(lengths, means, "o", color=colour, mec="white", mew=0.8, ms=7, label=label, zorder=4)
+    ax.plot(lengths, means, "o", color=colour, label=label, zorder=4, **_MARKER)
+    ax.set(xscale="log", yscale="log")
     length_ticks(ax, lengths)
     plain_ticks(ax)
-    return fitted
 
 
 def bound_versus_truth(
@@ -270,19 +219,20 @@ def bound_versus_truth(
     truth : array or tensor of shape (m,) or (m, repeats), or m sequences of any sizes
         Drawn as the median, with a band over the middle 80 %.
     bounds : mapping of str to values as ``truth``
-        Keys are roles of :data:`COLOURS` (``"general"``, ``"unified"``, ``"local"``, …) or free legend
-        entries. Infinite values are left out.
+        Keys are roles of :data:`COLOURS` (``"general"``, ``"unified"``, ``"local"``, …) or free
+        legend entries. Infinite values are left out.
     truth_label : str
     xscale : {"log", "linear"}
     labels : mapping of str to str, optional
         Legend entries to use in place of :data:`LABELS`.
     legend : bool
-        Whether to put a legend above the panel; with several panels, leave it to :func:`shared_legend`.
+        Whether to put a legend above the panel; with several panels, use :func:`shared_legend`.
 
     Examples
     --------
     >>> fig, ax = figure()
-    >>> bound_versus_truth(ax, [4, 16], [1.0, 2.0], {"general": [3.0, 6.0], "twice the truth": [2.0, 4.0]})
+    >>> bounds = {"general": [3.0, 6.0], "twice the truth": [2.0, 4.0]}
+    >>> bound_versus_truth(ax, [4, 16], [1.0, 2.0], bounds)
     >>> [text.get_text() for text in ax.get_legend().get_texts()]
     ['general bound', 'twice the truth', 'local constant']
     >>> plt.close(fig)
@@ -291,20 +241,9 @@ def bound_versus_truth(
     free = iter(_CYCLE[3:] + _CYCLE[:3])
     for role, values in bounds.items():
         colour = COLOURS[role] if role in COLOURS else next(free)
-        _median_line(
-            ax, x, values, color=colour, ls=_DASHES.get(role, "-"), label=names.get(role, role)
-        )
-    _median_line(
-        ax,
-        x,
-        truth,
-        color=COLOURS["truth"],
-        marker="o",
-        mec="white",
-        mew=0.8,
-        ms=7,
-        label=truth_label,
-    )
+        dashes = _DASHES.get(role, "-")
+        _median_line(ax, x, values, color=colour, ls=dashes, label=names.get(role, role))
+    _median_line(ax, x, truth, color=COLOURS["truth"], marker="o", label=truth_label, **_MARKER)
     ax.set(xscale=xscale, yscale="log")
     if xscale == "log":
         length_ticks(ax, x)
@@ -340,31 +279,27 @@ def attention_heatmap(
     AxesImage
     """
     P = _array(P)
-    edges = (
-        0.5,
-        P.shape[1] + 0.5,
-        P.shape[0] + 0.5,
-        0.5,
-    )  # tokens count from one, as in the theory
-    image = ax.imshow(
-        P, cmap="Blues", vmin=0, vmax=P.max() if largest is None else largest, extent=edges
-    )
+    rows, columns = P.shape
+    edges = (0.5, columns + 0.5, rows + 0.5, 0.5)  # tokens count from one, as in the theory
+    largest = P.max() if largest is None else largest
+    image = ax.imshow(P, cmap="Blues", vmin=0, vmax=largest, extent=edges)
     ax.grid(False)
     ax.spines[:].set_visible(True)
     ax.set(xlabel="key $j$", ylabel="query $i$", title=title or "")
-    for axis, size in ((ax.xaxis, P.shape[1]), (ax.yaxis, P.shape[0])):
-        step = 1 if labels is not None else max(1, 2 ** math.ceil(math.log2(size / 8)))
-        axis.set_ticks(
-            range(1, size + 1)
-            if labels is not None
-            else [1, *range(step if step > 1 else 2, size + 1, step)]
-        )
+    for axis, size in ((ax.xaxis, columns), (ax.yaxis, rows)):
+        axis.set_ticks(_token_ticks(size) if labels is None else range(1, size + 1))
     if labels is not None:
-        ax.set_xticklabels(labels[: P.shape[1]], rotation=90)
-        ax.set_yticklabels(labels[: P.shape[0]])
+        ax.set_xticklabels(labels[:columns], rotation=90)
+        ax.set_yticklabels(labels[:rows])
     if colourbar:
         ax.figure.colorbar(image, ax=ax, label="weight $P_{ij}$", fraction=0.046, pad=0.03)
     return image
+
+
+def _token_ticks(size: int) -> list[int]:
+    """The first token, and every so-many-th: a power of two, for about eight ticks."""
+    step = max(1, 2 ** math.ceil(math.log2(size / 8)))
+    return [1, *range(max(step, 2), size + 1, step)]
 
 
 def plane_tokens(
@@ -378,7 +313,7 @@ def plane_tokens(
     label: str | None = None,
     scale: float | None = None,
 ) -> None:
-    """Draw tokens of the plane, with an arrow for the perturbation of each, and the ball that holds them.
+    """Draw tokens of the plane, the perturbation of each as an arrow, and the ball that holds them.
 
     Parameters
     ----------
@@ -396,40 +331,28 @@ def plane_tokens(
     scale : float, optional
         Factor on the arrows; left out, the longest is a quarter of the picture.
     """
-    X, colour = _array(X), COLOURS.get(colour, colour)
-    reach = max(np.abs(X).max(), radius or 0) or 1.0
+    X = _array(X)
+    H = np.zeros_like(X) if perturbation is None else _array(perturbation)
+    colour = COLOURS.get(colour, colour)
+    extent = max(np.abs(X).max(), radius or 0) or 1.0
     if radius is not None:
-        ax.add_patch(
-            plt.Circle(
-                (0, 0), radius, fill=False, ec=COLOURS["reference"], ls=_DASHES["reference"], lw=1.2
-            )
-        )
-    away = np.ones_like(X)  # names keep clear of the arrows
+        edge = {"ec": COLOURS["reference"], "ls": _DASHES["reference"], "lw": 1.2}
+        ax.add_patch(plt.Circle((0, 0), radius, fill=False, **edge))
     if perturbation is not None:
-        H = _array(perturbation)
-        H = H * (
-            scale if scale is not None else 0.5 * reach / (np.linalg.norm(H, axis=1).max() or 1.0)
-        )
-        _arrows(ax, X, H, colour)
-        reach = max(reach, np.abs(X + H).max())
-        away = np.where(H.any(axis=1, keepdims=True), -np.sign(H), away)
+        longest = np.linalg.norm(H, axis=1).max() or 1.0
+        H = H * (0.5 * extent / longest if scale is None else scale)
+        same_units = {"angles": "xy", "scale_units": "xy", "scale": 1}
+        ax.quiver(*X.T, *H.T, **same_units, color=colour, alpha=0.65, width=0.008, zorder=3)
+        extent = max(extent, np.abs(X + H).max())
     ax.scatter(*X.T, s=55, color=colour, edgecolor="white", linewidth=0.8, zorder=4, label=label)
-    _names(ax, labels or [], X, away)
+    away = np.where(H.any(axis=1, keepdims=True), -np.sign(H), 1.0)  # keep clear of the arrows
+    centred = {"textcoords": "offset points", "ha": "center", "va": "center", "zorder": 5}
+    for name, point, direction in zip(labels or [], X, away, strict=False):
+        ax.annotate(name, point, xytext=9 * direction, **centred)
     # a second call on the same axes keeps what the first has shown
     shown = 0 if ax.get_autoscale_on() else max(map(abs, (*ax.get_xlim(), *ax.get_ylim())))
-    limit = max(1.12 * reach, shown)
+    limit = max(1.12 * extent, shown)
     ax.set(xlim=(-limit, limit), ylim=(-limit, limit), aspect="equal")
-
-
-def _arrows(ax: Axes, X: np.ndarray, H: np.ndarray, colour: str) -> None:
-    same_units = {"angles": "xy", "scale_units": "xy", "scale": 1}
-    ax.quiver(*X.T, *H.T, **same_units, color=colour, alpha=0.65, width=0.008, zorder=3)
-
-
-def _names(ax: Axes, names: Sequence[str], points: np.ndarray, away: np.ndarray) -> None:
-    centred = {"textcoords": "offset points", "ha": "center", "va": "center", "zorder": 5}
-    for name, point, direction in zip(names, points, away, strict=False):
-        ax.annotate(name, point, xytext=9 * direction, **centred)
 
 
 def reference_slope(
@@ -437,18 +360,13 @@ def reference_slope(
 ) -> None:
     """Draw, dashed and grey, the power law that passes through ``start`` at the first length."""
     lengths = np.asarray(n, dtype=float)
-    ax.plot(
-        lengths,
-        start * (lengths / lengths[0]) ** exponent,
-        color=COLOURS["reference"],
-        ls=_DASHES["reference"],
-        lw=1.4,
-        label=f"$n^{{\\,{exponent:g}}}$" if label is None else label,
-        zorder=1,
-    )
+    values = start * (lengths / lengths[0]) ** exponent
+    label = f"$n^{{\\,{exponent:g}}}$" if label is None else label
+    line = {"color": COLOURS["reference"], "ls": _DASHES["reference"], "lw": 1.4}
+    ax.plot(lengths, values, label=label, zorder=1, **line)
 
 
-def legend_above(ax: Axes, *, columns: int | None = None, **options) -> None:
+def legend_above(ax: Axes, *, columns: int | None = None) -> None:
     """Legend above the axes, where it hides nothing; two columns where the panel is wide enough."""
     wide = ax.get_position().width * ax.figure.get_figwidth() > 4.5
     ax.legend(
@@ -458,7 +376,6 @@ def legend_above(ax: Axes, *, columns: int | None = None, **options) -> None:
         ncols=columns or (2 if wide else 1),
         columnspacing=1.5,
         handlelength=2.4,
-        **options,
     )
 
 
@@ -474,7 +391,7 @@ def shared_legend(fig: Figure, *, columns: int = 3) -> None:
 
 
 def length_ticks(ax: Axes, n: Sequence[float]) -> None:
-    """Label a logarithmic horizontal axis with the lengths used, or with decades where they are many."""
+    """Label a logarithmic horizontal axis with the lengths, or with decades if they are many."""
     lengths = np.unique(_array(n))
     if len(lengths) > 10 or lengths[-1] > 1e5:
         ax.xaxis.set_major_locator(ticker.LogLocator(numticks=7))
@@ -484,13 +401,17 @@ def length_ticks(ax: Axes, n: Sequence[float]) -> None:
 
 
 def plain_ticks(ax: Axes) -> None:
-    """Label a logarithmic vertical axis 0.5, 1, 2, 5, … while it spans few decades, else by powers of ten."""
+    """Label a logarithmic vertical axis 0.5, 1, 2, 5, … if it spans few decades, else by powers."""
     low, high = ax.get_ylim()
-    if not (low > 0 and math.isfinite(high)) or high / low > 2e3 or high > 2e4 or low < 1e-3:
+    if not (low >= 1e-3 and high <= 2e4 and high <= 2e3 * low):
         return
-    steps = (1, 2, 5) if high / low < 200 else (1, 3) if high / low < 600 else (1,)
-    if high / low < 6:
-        steps = (1, 1.5, 2, 3, 4, 5, 6, 8)
+    most_to_steps = {
+        6: (1, 1.5, 2, 3, 4, 5, 6, 8),
+        200: (1, 2, 5),
+        600: (1, 3),
+        math.inf: (1,),
+    }
+    steps = next(steps for most, steps in most_to_steps.items() if high < most * low)
     ax.yaxis.set_major_locator(ticker.LogLocator(subs=steps, numticks=20))
     ax.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
     ax.yaxis.set_minor_formatter(ticker.NullFormatter())
@@ -513,15 +434,12 @@ def _samples(n: Sequence[float], values: Sequence) -> tuple[np.ndarray, list[np.
 
 
 def _median_line(ax: Axes, x: Sequence[float], values: Sequence, **options) -> None:
-    """Draw the median at each x, with a band where there is a spread; infinite values are left out."""
+    """Draw the median at each x, with a band where there is a spread, of what is finite."""
     x, samples = _samples(x, values)
     with np.errstate(invalid="ignore"):  # between two infinities
-        low, middle, high = np.array(
-            [np.quantile(sample, [SPREAD, 0.5, 1 - SPREAD]) for sample in samples]
-        ).T
-    middle = np.where(np.isfinite(middle), middle, np.nan)
+        quantiles = [np.quantile(sample, [SPREAD, 0.5, 1 - SPREAD]) for sample in samples]
+    low, middle, high = np.transpose(quantiles)
     ax.plot(x, middle, **options)
     if (high > low).any():
-        ax.fill_between(
-            x, low, high, where=np.isfinite(high), color=options["color"], alpha=0.15, lw=0
-        )
+        band = {"color": options["color"], "alpha": 0.15, "lw": 0}
+        ax.fill_between(x, low, high, where=np.isfinite(high), **band)

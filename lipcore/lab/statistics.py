@@ -18,17 +18,14 @@ class PowerFit:
     ----------
     exponent, prefactor : float
     low, high : float
-        Interval of the exponent from resampling the values within each length. It speaks of the spread of the
-        values, not of whether a power law is the right shape.
-    confidence : float
-        Nominal coverage of the interval.
+        Interval of the exponent from resampling the values within each length. It speaks of the
+        spread of the values, not of whether a power law is the right shape.
     """
 
     exponent: float
     low: float
     high: float
     prefactor: float
-    confidence: float = 0.95
 
     def __call__(self, n) -> np.ndarray:
         """Return the fitted law at n."""
@@ -49,9 +46,9 @@ def fit_exponent(
 ) -> PowerFit:
     r"""Fit :math:`\log \text{value} = \log c + \alpha \log n`, with a bootstrap interval for α.
 
-    Least squares in which every length counts once, through the mean logarithm of its values. The interval
-    comes from drawing the values of each length anew, with replacement, and fitting again (a percentile
-    bootstrap).
+    Least squares in which every length counts once, through the mean logarithm of its values. The
+    interval comes from drawing the values of each length anew, with replacement, and fitting again
+    (a percentile bootstrap).
 
     Parameters
     ----------
@@ -73,7 +70,8 @@ def fit_exponent(
     Raises
     ------
     ValueError, TypeError
-        If lengths and values do not match, or one is not positive and finite, or all lengths are equal.
+        If lengths and values do not match, one is not positive and finite, or all lengths are
+        equal.
 
     Examples
     --------
@@ -86,20 +84,16 @@ def fit_exponent(
     log_n, logs = _logarithms(n, values)
     rng = np.random.default_rng(0) if rng is None else rng
     centred = log_n - log_n.mean()
-    slope_of = centred / (centred @ centred)  # slope = slope_of · mean logarithms
-    exponent, level = _line(log_n, slope_of, logs)
-    draws = np.stack(
-        [_resampled_means(sample, resamples, rng) for sample in logs], axis=1
-    )  # (resamples, m)
-    low, high = np.quantile(draws @ slope_of, [(1 - confidence) / 2, (1 + confidence) / 2])
+    slope_of = centred / (centred @ centred)  # slope = mean logarithms · slope_of
+    means = np.array([sample.mean() for sample in logs])
+    exponent = float(means @ slope_of)
+    level = means.mean() - exponent * log_n.mean()
+    drawn = np.stack([_resampled_means(sample, resamples, rng) for sample in logs], axis=1)
+    low, high = np.quantile(drawn @ slope_of, [(1 - confidence) / 2, (1 + confidence) / 2])
     # rounding may leave the point a hair outside an interval without width
-    return PowerFit(
-        exponent,
-        min(float(low), exponent),
-        max(float(high), exponent),
-        float(np.exp(level)),
-        confidence,
-    )
+    low = min(float(low), exponent)
+    high = max(float(high), exponent)
+    return PowerFit(exponent, low, high, prefactor=float(np.exp(level)))
 
 
 def refine_exponent(
@@ -111,10 +105,10 @@ def refine_exponent(
     most: int = 40,
     **options,
 ) -> tuple[PowerFit, list[np.ndarray]]:
-    """Fit an exponent, and draw more values at every length while its interval is wider than asked.
+    """Fit an exponent, and draw more values at every length while its interval is too wide.
 
-    Each round doubles the number of values. Whether to go on depends on the width of the interval alone, not on where
-    it lies.
+    Each round doubles the number of values. Whether to go on depends on the width of the interval
+    alone, not on where it lies.
 
     Parameters
     ----------
@@ -128,7 +122,7 @@ def refine_exponent(
     most : int
         Values a length after which to stop in any case.
     **options
-        As in :func:`fit_exponent`.
+        Of :func:`fit_exponent`.
 
     Returns
     -------
@@ -139,7 +133,8 @@ def refine_exponent(
     Raises
     ------
     ValueError, TypeError
-        As :func:`fit_exponent`; also if lengths have different numbers of values, or ``draw`` returns another number.
+        If :func:`fit_exponent` refuses the values, lengths have different numbers of values, or
+        ``draw`` returns another number than asked.
 
     Examples
     --------
@@ -152,33 +147,31 @@ def refine_exponent(
     """
     check_number("width", width, minimum=0, strict=True)
     check_count("most", most)
-    values = [np.asarray(sample, dtype=float).reshape(-1) for sample in values]
-    if len({len(sample) for sample in values}) > 1:
-        raise ValueError(
-            f"values: expected as many at each length, got {[len(sample) for sample in values]}"
-        )
-    while True:
-        fit, have = fit_exponent(n, values, **options), len(values[0])
-        if fit.high - fit.low <= width or have >= most:
-            return fit, values
+    values = [_flat(sample) for sample in values]
+    fit = fit_exponent(n, values, **options)
+    have = len(values[0])
+    if {len(sample) for sample in values} != {have}:
+        counts = [len(sample) for sample in values]
+        raise ValueError(f"values: expected as many at each length, got {counts}")
+    while fit.high - fit.low > width and have < most:
         more = min(have, most - have)
-        drawn = [np.asarray(draw(length, have, more), dtype=float).reshape(-1) for length in n]
-        if {len(sample) for sample in drawn} != {more}:  # else it might never end
-            raise ValueError(
-                f"draw: expected {more} values at each length, got {[len(sample) for sample in drawn]}"
-            )
+        drawn = [_flat(draw(length, have, more)) for length in n]
+        counts = [len(sample) for sample in drawn]
+        if set(counts) != {more}:  # else it might never end
+            raise ValueError(f"draw: expected {more} values at each length, got {counts}")
         values = [np.concatenate(pair) for pair in zip(values, drawn, strict=True)]
-
-
-def _line(log_n: np.ndarray, slope_of: np.ndarray, logs: list[np.ndarray]) -> tuple[float, float]:
-    means = np.array([sample.mean() for sample in logs])
-    slope = float(slope_of @ means)
-    return slope, float(means.mean() - slope * log_n.mean())
+        have += more
+        fit = fit_exponent(n, values, **options)
+    return fit, values
 
 
 def _resampled_means(sample: np.ndarray, resamples: int, rng: np.random.Generator) -> np.ndarray:
     """Means of ``resamples`` draws with replacement from one length's logarithms."""
     return sample[rng.integers(len(sample), size=(resamples, len(sample)))].mean(axis=1)
+
+
+def _flat(sample) -> np.ndarray:
+    return np.asarray(sample, dtype=float).reshape(-1)
 
 
 def _logarithms(n: Sequence[float], values: Sequence) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -194,10 +187,8 @@ def _logarithms(n: Sequence[float], values: Sequence) -> tuple[np.ndarray, list[
         raise ValueError(
             f"values: expected one entry for each of {len(lengths)} lengths, got {len(values)}"
         )
-    logs = []
-    for length, sample in zip(lengths, values, strict=True):
-        sample = np.asarray(sample, dtype=float).reshape(-1)
-        if sample.size == 0 or not (np.isfinite(sample).all() and (sample > 0).all()):
+    samples = [_flat(sample) for sample in values]
+    for length, sample in zip(lengths, samples, strict=True):
+        if not (sample.size and np.isfinite(sample).all() and (sample > 0).all()):
             raise ValueError(f"values: expected positive finite values at n={length:g}")
-        logs.append(np.log(sample))
-    return np.log(lengths), logs
+    return np.log(lengths), [np.log(sample) for sample in samples]

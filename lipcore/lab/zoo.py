@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from lipcore._checks import (
+    check_head,
     check_number,
     check_real_tensor,
     check_same_kind,
-    check_square,
     check_tokens,
 )
 
@@ -19,10 +19,12 @@ from lipcore._checks import (
 def l2_attention_map(
     X: Tensor, query: Tensor, value: Tensor, output: Tensor | None = None
 ) -> Tensor:
-    r"""Self-attention with squared distances for scores and query = key (Kim, Papamakarios & Mnih 2021).
+    r"""L2 self-attention: minus squared distances for scores, query = key (:prf:ref:`thm-zoo-l2`).
+
+    Introduced by Kim, Papamakarios & Mnih (2021). With :math:`A_h = Q_h^\top Q_h/\sqrt k`,
 
     .. math:: f(X)_i = W^O \Big[ V_h A_h \sum_j P^h_{ij} x_j \Big]_h, \qquad
-        P^h_{i\cdot} = \mathrm{softmax}_j\big( -\|Q_h x_i - Q_h x_j\|^2/\sqrt k \big), \quad A_h = Q_h^\top Q_h/\sqrt k
+        P^h_{i\cdot} = \mathrm{softmax}_j\big( -\|Q_h x_i - Q_h x_j\|^2/\sqrt k \big)
 
     Parameters
     ----------
@@ -45,7 +47,8 @@ def l2_attention_map(
     --------
     >>> import torch
     >>> one = torch.ones(1, 1, 1)
-    >>> l2_attention_map(torch.tensor([[2.0], [2.0]]), 3 * one, one).flatten()  # equal tokens: A x = 9 · 2
+    >>> equal = torch.tensor([[2.0], [2.0]])
+    >>> l2_attention_map(equal, 3 * one, one).flatten()  # A x = 9 · 2
     tensor([18., 18.])
     """
     d = check_tokens(X).shape[-1]
@@ -66,7 +69,9 @@ def l2_attention_map(
 
 
 def sigmoid_attention_map(X: Tensor, A: Tensor, V: Tensor, *, bias: float | None = None) -> Tensor:
-    r"""Attention in which keys do not compete: a sigmoid in place of the softmax (Ramapuram et al. 2024).
+    r"""Sigmoid attention, in which keys do not compete (:prf:ref:`thm-zoo-sigmoid`).
+
+    Studied by Ramapuram et al. (2024).
 
     .. math:: f(X)_i = V \sum_j \frac{x_j}{1 + e^{-(Ax_i)\cdot x_j - b}}
 
@@ -76,7 +81,7 @@ def sigmoid_attention_map(X: Tensor, A: Tensor, V: Tensor, *, bias: float | None
     A : Tensor, shape (d, d)
     V : Tensor, shape (p, d)
     bias : float, optional
-        b; −log n if left out, with which a token whose scores are zero gives weight of about one in all.
+        b; −log n if left out, with which a token whose scores are zero gives about one in all.
 
     Returns
     -------
@@ -90,16 +95,19 @@ def sigmoid_attention_map(X: Tensor, A: Tensor, V: Tensor, *, bias: float | None
     Examples
     --------
     >>> import torch
-    >>> sigmoid_attention_map(torch.tensor([[2.0]]), torch.zeros(1, 1), torch.eye(1))  # half the weight
+    >>> X = torch.tensor([[2.0]])
+    >>> sigmoid_attention_map(X, torch.zeros(1, 1), torch.eye(1))  # half the weight
     tensor([[1.]])
     """
-    scores = _scores(X, A, V)
+    _check_matrices(X, A, V)
     b = -math.log(X.shape[-2]) if bias is None else check_number("bias", bias)
-    return torch.sigmoid(scores + b) @ X @ V.mT
+    return torch.sigmoid(X @ A.mT @ X.mT + b) @ X @ V.mT
 
 
 def linear_attention_map(X: Tensor, A: Tensor, V: Tensor) -> Tensor:
-    r"""Attention without any nonlinearity on the scores (Katharopoulos et al. 2020, identity features).
+    r"""Linear attention: no nonlinearity on the scores (:prf:ref:`thm-zoo-linear`).
+
+    That of Katharopoulos et al. (2020), with the identity for features.
 
     .. math:: f(X)_i = \frac1n V \sum_j \big((Ax_i)\cdot x_j\big)\, x_j
 
@@ -116,28 +124,25 @@ def linear_attention_map(X: Tensor, A: Tensor, V: Tensor) -> Tensor:
     Raises
     ------
     ValueError, TypeError
-        As :func:`sigmoid_attention_map`.
+        If shapes do not fit, or a tensor is not finite and real.
 
     Examples
     --------
     >>> import torch
-    >>> linear_attention_map(torch.tensor([[1.0], [3.0]]), torch.eye(1), torch.eye(1)).flatten()  # x (1 + 9)/2
+    >>> X = torch.tensor([[1.0], [3.0]])
+    >>> linear_attention_map(X, torch.eye(1), torch.eye(1)).flatten()  # x (1 + 9)/2
     tensor([ 5., 15.])
     """
-    _scores(X, A, V)
+    _check_matrices(X, A, V)
     return X @ A.mT @ (X.mT @ X / X.shape[-2]) @ V.mT
 
 
 def cosine_attention_map(
-    X: Tensor,
-    query: Tensor,
-    key: Tensor,
-    V: Tensor,
-    *,
-    temperature: float = 10.0,
-    epsilon: float = 0.0,
+    X: Tensor, query: Tensor, key: Tensor, V: Tensor, *, temperature: float = 10.0
 ) -> Tensor:
-    r"""Softmax attention on cosines of queries and keys (as in Qi et al. 2023, here with values as they are).
+    r"""Cosine attention: a softmax of cosines of queries and keys (:prf:ref:`thm-zoo-cosine`).
+
+    That of Qi et al. (2023), but with values as they are.
 
     .. math:: s_{ij} = \tau\,\frac{Qx_i}{\|Qx_i\|}\cdot\frac{Kx_j}{\|Kx_j\|}
 
@@ -148,8 +153,6 @@ def cosine_attention_map(
     V : Tensor, shape (p, d)
     temperature : float
         τ, the largest score.
-    epsilon : float
-        Norms are :math:`\sqrt{\|\cdot\|^2 + \epsilon^2}`: a floor under the length of queries and keys.
 
     Returns
     -------
@@ -158,7 +161,7 @@ def cosine_attention_map(
     Raises
     ------
     ValueError, TypeError
-        If shapes do not fit, a tensor is not finite and real, or a query or key is zero with ``epsilon`` zero.
+        If shapes do not fit, a tensor is not finite and real, or a query or key is zero.
 
     Examples
     --------
@@ -175,27 +178,21 @@ def cosine_attention_map(
             raise ValueError(
                 f"{name}: expected {d} columns, and key as query, got {tuple(matrix.shape)}"
             )
-    epsilon, temperature = (
-        check_number("epsilon", epsilon, minimum=0),
-        check_number("temperature", temperature),
-    )
-    directions = []
-    for matrix in (query, key):
-        image = X @ matrix.mT
-        length = (image.square().sum(-1, keepdim=True) + epsilon**2).sqrt()
-        if bool((length == 0).any()):
-            raise ValueError("X: expected queries and keys other than zero, or epsilon > 0")
-        directions.append(image / length)
-    return torch.softmax(temperature * directions[0] @ directions[1].mT, dim=-1) @ X @ V.mT
+    temperature = check_number("temperature", temperature)
+    queries = _directions(X @ query.mT)
+    keys = _directions(X @ key.mT)
+    return torch.softmax(temperature * queries @ keys.mT, dim=-1) @ X @ V.mT
 
 
-def _scores(X: Tensor, A: Tensor, V: Tensor) -> Tensor:
-    """Check the arguments, and return (A x_i)·x_j."""
-    d = check_tokens(X).shape[-1]
-    check_square("A", A)
-    check_real_tensor("V", V, ndim=2)
-    for name, matrix in (("A", A), ("V", V)):
-        check_same_kind(name, matrix, X, "X")
-        if matrix.shape[1] != d:
-            raise ValueError(f"{name}: expected {d} columns, got {tuple(matrix.shape)}")
-    return X @ A.mT @ X.mT
+def _directions(images: Tensor) -> Tensor:
+    lengths = images.norm(dim=-1, keepdim=True)
+    if bool((lengths == 0).any()):
+        raise ValueError("X: expected queries and keys other than zero, got a zero")
+    return images / lengths
+
+
+def _check_matrices(X: Tensor, A: Tensor, V: Tensor) -> None:
+    """Refuse matrices that do not fit X."""
+    check_head(A, V)
+    check_tokens(X, len(A))
+    check_same_kind("A", A, X, "X")

@@ -1,11 +1,17 @@
 r"""Attention on measures: mean-field maps, optimal transport, local constants, mass splitting.
 
-A sequence of tokens is a measure :math:`\mu = \sum_i w_i \delta_{x_i}`; attention pushes it forward through
-a map that depends on it, :math:`F(\mu) = (\Gamma_\mu)_\sharp \mu`. A weight stands for any number of copies.
+A sequence of tokens is a measure :math:`\mu = \sum_i w_i \delta_{x_i}`; attention pushes it forward
+through a map that depends on it, :math:`F(\mu) = (\Gamma_\mu)_\sharp \mu`. A weight stands for any
+number of copies (:prf:ref:`prop-mt-dictionary`).
 """
 
 from lipcore.measures.discrete import DiscreteMeasure, TimedMeasure
-from lipcore.measures.local import local_constant, local_constants, splitting_gain, splitting_gains
+from lipcore.measures.local import (
+    dense_local_constant,
+    dense_splitting_gain,
+    local_constant,
+    splitting_gain,
+)
 from lipcore.measures.mean_field import (
     gamma_derivative,
     gamma_map,
@@ -20,14 +26,14 @@ __all__ = [
     "TimedMeasure",
     "TwoDirac",
     "conditional_wasserstein",
+    "dense_local_constant",
+    "dense_splitting_gain",
     "gamma_derivative",
     "gamma_map",
     "local_constant",
-    "local_constants",
     "masked_mean_field_attention",
     "mean_field_attention",
     "splitting_gain",
-    "splitting_gains",
     "transport_plan",
     "wasserstein",
 ]

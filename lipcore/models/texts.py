@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import os
 import re
+from importlib import metadata
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,16 +32,23 @@ _LICENCES = (
 )
 
 
+_LINE_START = re.compile(r"(?m)^[ \t]*(?:#+|//|\*)?[ \t]*")  # marks of comments and lists
+_PLAIN_WORD = re.compile(r"[(\"“]?[A-Za-z][a-z'’-]*[.,;:)\"”]*")
+
+
 def load_text(name: str | os.PathLike) -> str:
     """A text by name, or any text file (UTF-8) by path.
 
     Parameters
     ----------
     name : str or path
-        ``"pydoc"``: the manual of the Python language, from the standard library (no download; its wording follows the
-        version of Python); ``"licences"``: legal English, the licences of six packages that the book's environment has
-        (no download); ``"alice"``: *Alice in Wonderland*, through NLTK; ``"ag_news"``: the news of AG_NEWS, through
-        Hugging Face's ``datasets``; or a file.
+        * ``"pydoc"``: the manual of the Python language, from the standard library (no download;
+          its wording follows the version of Python);
+        * ``"licences"``: legal English, the licences of six packages that the book's environment
+          has (no download);
+        * ``"alice"``: *Alice in Wonderland*, through NLTK;
+        * ``"ag_news"``: the news of AG_NEWS, through Hugging Face's ``datasets``;
+        * or a file.
 
     Returns
     -------
@@ -94,10 +103,12 @@ def sequences(
         Token ids, from ``model.encode``, save encoding the text again.
     n, count : int
     start : int or torch.Generator
-        The token to start at, or where to draw it from, uniformly among those that leave enough text.
+        The token to start at, or where to draw it from, uniformly among those that leave enough
+        text.
     special_tokens : bool
-        Give every sequence the model's opening and closing tokens ([CLS] … [SEP] for BERT); they count among the n.
-        Left out, sequences are plain pieces of text, as in Castin, Ablin & Peyré (2024).
+        Give every sequence the model's opening and closing tokens ([CLS] … [SEP] for BERT); they
+        count among the n. Left out, sequences are plain pieces of text, as in Castin, Ablin & Peyré
+        (2024).
 
     Returns
     -------
@@ -106,7 +117,8 @@ def sequences(
     Raises
     ------
     ValueError
-        If the text is too short (the message says how many tokens it has), or n exceeds the model's positions.
+        If the text is too short (the message says how many tokens it has), or n exceeds the model's
+        positions.
 
     Examples
     --------
@@ -116,28 +128,28 @@ def sequences(
     tensor([[1, 2, 3],
             [4, 5, 6]])
     """
-    n, count = model.check_length(check_count("n", n)), check_count("count", count)
+    n = model.check_length(check_count("n", n))
+    count = check_count("count", count)
     opening, closing = model.special_tokens() if special_tokens else ([], [])
     piece = n - len(opening) - len(closing)
     if piece < 1:
-        raise ValueError(
-            f"n: expected at least {n - piece + 1}, to leave room beside the special tokens, got {n}"
-        )
+        least = len(opening) + len(closing) + 1
+        raise ValueError(f"n: expected at least {least}, with the special tokens, got {n}")
     ids = model.encode(text) if isinstance(text, str) else _check_vector(text)
     spare = len(ids) - piece * count
     if not isinstance(start, torch.Generator):
         start = check_count("start", start, minimum=0)
         spare -= start
     if spare < 0:
-        wanted = f"{count} × {piece}" + (
-            f" from token {start}" if isinstance(start, int) and start else ""
+        place = f" from token {start}" if isinstance(start, int) and start else ""
+        raise ValueError(
+            f"text: expected at least {count} × {piece}{place} tokens, it has {len(ids)}"
         )
-        raise ValueError(f"text: expected at least {wanted} tokens, it has {len(ids)}")
     if isinstance(start, torch.Generator):
         start = int(torch.randint(spare + 1, (), generator=start))
     pieces = ids[start : start + piece * count].reshape(count, piece)
-    return torch.cat([pieces.new_tensor(opening).expand(count, -1), pieces,
-                      pieces.new_tensor(closing).expand(count, -1)], dim=1)  # fmt: skip
+    before, after = (pieces.new_tensor(ends).expand(count, -1) for ends in (opening, closing))
+    return torch.cat([before, pieces, after], dim=1)
 
 
 def _check_vector(ids: Tensor) -> Tensor:
@@ -160,9 +172,7 @@ def _join_paragraphs(text: str) -> str:
 
 
 def _pydoc() -> str:
-    """The paragraphs of the manual that are running English, each once; titles, grammar, tables and code go."""
-    from pydoc_data.topics import topics
-
+    """Paragraphs of the manual that are running English, each once: no titles, tables or code."""
     manual = "\n\n".join(topics[topic] for topic in sorted(topics))
     return "\n".join(dict.fromkeys(filter(_is_english, _join_paragraphs(manual).splitlines())))
 
@@ -171,31 +181,24 @@ def _licences() -> str:
     """The paragraphs and clauses of the licences that are running English, each once."""
     paragraphs = []
     for package, file in _LICENCES:
-        raw = re.sub(
-            r"(?m)^[ \t]*(?:#+|//|\*)?[ \t]*", "", _licence(package, file)
-        )  # marks of comments and lists
+        raw = re.sub(_LINE_START, "", _licence(package, file))
         paragraphs += filter(_is_clause, _join_paragraphs(raw).splitlines())
     return "\n".join(dict.fromkeys(paragraphs))
 
 
 def _licence(package: str, file: str) -> str:
-    from importlib import metadata
-
     try:
-        found = [
-            path
-            for path in metadata.files(package) or []
-            if path.name == file and ".dist-info" in path.parts[0]
-        ]
+        files = metadata.files(package) or []
     except metadata.PackageNotFoundError as error:
         raise ImportError(
             f"text 'licences' needs {package}: pip install {package} (or pass a text file)"
         ) from error
-    if not found:
-        raise ImportError(
-            f"text 'licences' needs the file {file} of {package}, which this installation lacks"
-        )
-    return found[0].locate().read_text(encoding="utf-8")
+    for path in files:
+        if path.name == file and ".dist-info" in path.parts[0]:
+            return path.locate().read_text(encoding="utf-8")
+    raise ImportError(
+        f"text 'licences' needs the file {file} of {package}, which this installation lacks"
+    )
 
 
 def _is_english(paragraph: str) -> bool:
@@ -210,9 +213,7 @@ def _is_clause(paragraph: str) -> bool:
 
 def _is_words(paragraph: str) -> bool:
     words = paragraph.split()
-    plain = sum(
-        re.fullmatch(r"[(\"“]?[A-Za-z][a-z'’-]*[.,;:)\"”]*", word) is not None for word in words
-    )
+    plain = sum(_PLAIN_WORD.fullmatch(word) is not None for word in words)
     return len(words) >= 8 and plain >= 0.8 * len(words)
 
 
@@ -227,11 +228,11 @@ def _alice() -> str:
     try:
         raw = gutenberg.raw("carroll-alice.txt")
     except LookupError:
-        if not download(
-            "gutenberg", quiet=True, print_error_to=io.StringIO()
-        ):  # else it prints its failure
+        errors = io.StringIO()  # else it prints its failure
+        if not download("gutenberg", quiet=True, print_error_to=errors):
             raise ConnectionError(
-                "text 'alice' needs NLTK's corpus 'gutenberg', which cannot be downloaded: pass a text file"
+                "text 'alice' needs NLTK's corpus 'gutenberg', which cannot be downloaded: "
+                "pass a text file"
             ) from None
         raw = gutenberg.raw("carroll-alice.txt")
     return _join_paragraphs(raw)

@@ -26,18 +26,31 @@ root: book/index
 chapters:
 - file: notebooks/one
 - file: notebooks/two
+- file: notebooks/three
 - file: book/scoreboard
 - file: book/bibliography
 """,
     "references.bib": """
 @article{castin2024, author={Castin, V. and Ablin, P. and Peyré, G.}, title={How Smooth}, year={2024}, journal={J}}
 """,
-    "book/index.md": "# Tiny\n\nSee {doc}`../notebooks/one` and {cite:t}`castin2024`.\n",
+    "book/index.md": """# Tiny
+
+See {doc}`../notebooks/one`, {cite:t}`castin2024` and {repository}`the list <blob/main/CHANGELOG.md>`.
+
+```{eval-rst}
+.. automodule:: tinypkg.numbers
+   :members:
+```
+""",
     "book/scoreboard.md": "# Scoreboard\n\n```{scoreboard}\n```\n",
     "book/bibliography.md": "# Bibliography\n\n```{bibliography}\n:all:\n```\n",
+    "data/table.txt": "1",
     "notebooks/one.md": NOTEBOOK
     + r"""
 # One
+
+```{index} !growth rate, !‖x‖₂
+```
 
 ````{prf:theorem} Growth
 :label: thm-growth
@@ -63,7 +76,7 @@ print("value", VALUE)
 ```
 
 ```{code-cell} python3
-from tinypkg.claims import claim
+from lipcore.lab.claims import claim
 claim("growth", "The norm is at most $2\\sqrt{n}$.", source="paper", status="proved", ratio=[0.25, 0.5])
 ```
 """,
@@ -77,10 +90,43 @@ By {prf:ref}`thm-growth` and {eq}`eq-squares`.
 from pathlib import Path
 with Path("executed.log").open("a") as log:
     log.write("two\\n")
-print("two", 1 + 1)
+from tinypkg import shapes
+print("sides", shapes.sides())
 ```
 """,
-    "tinypkg/__init__.py": '"""A stand-in for the package."""\n\nVALUE = 1\n',
+    "notebooks/three.md": NOTEBOOK
+    + """
+# Three
+
+```{code-cell} python3
+from pathlib import Path
+with Path("executed.log").open("a") as log:
+    log.write("three\\n")
+import importlib
+name = "numbers"
+print(importlib.import_module(f"tinypkg.{name}").VALUE)
+```
+""",
+    "tinypkg/__init__.py": '"""A stand-in for the package."""\n\nfrom tinypkg.numbers import VALUE\n',
+    "tinypkg/numbers.py": '''"""Numbers."""
+
+VALUE = 1
+
+
+def value() -> int:
+    """Return the value of the theorem (:prf:ref:`thm-growth`)."""
+    return VALUE
+''',
+    "tinypkg/shapes.py": '''"""Shapes."""
+
+from tinypkg.corners import CORNERS
+
+
+def sides() -> int:
+    """Return the sides."""
+    return CORNERS
+''',
+    "tinypkg/corners.py": "CORNERS = 4\n",
 }
 
 
@@ -89,7 +135,7 @@ def settings(folder: Path) -> dict:
     config = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf8"))
     config["bibtex_bibfiles"] = ["references.bib"]
     config["sphinx"]["local_extensions"]["book_build"] = str(ROOT / "book" / "_ext")
-    config["sphinx"]["config"]["book_cache_inputs"] = ["tinypkg"]
+    config["sphinx"]["config"] |= {"book_package": "tinypkg", "book_data": ["data"]}
     return config
 
 
@@ -102,7 +148,6 @@ class TinyBook:
         for name, text in FILES.items():
             self.write(name, text)
         shutil.copytree(ROOT / "book" / "_static", folder / "book" / "_static")
-        shutil.copyfile(ROOT / "lipcore" / "claims.py", folder / "tinypkg" / "claims.py")
         self.write("_config.yml", yaml.safe_dump(settings(folder), allow_unicode=True))
 
     def write(self, name: str, text: str) -> None:
@@ -123,8 +168,8 @@ class TinyBook:
         return done.returncode, done.stdout + done.stderr
 
     def environment(self) -> dict[str, str]:
-        """The caller's environment, free of what would import another checkout's package."""
-        return {**{k: v for k, v in os.environ.items() if k != "PYTHONPATH"}, "NO_COLOR": "1"}
+        """The caller's environment, with this checkout's package."""
+        return {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
 
     def executed(self) -> list[str]:
         """The notebooks executed since the last call."""
@@ -134,14 +179,17 @@ class TinyBook:
         return names
 
     @contextlib.contextmanager
-    def changed(self, name: str, text: str):
-        """Write a file for a while."""
-        before = self.read(name)
-        self.write(name, text)
+    def changed(self, change: dict[str, tuple[str, str]]):
+        """Replace words in files for a while: ``{file: (old, new)}``; nothing as old appends."""
+        before = {name: self.read(name) for name in change}
+        for name, (old, new) in change.items():
+            assert old in before[name]
+            self.write(name, before[name].replace(old, new) if old else before[name] + new)
         try:
             yield
         finally:
-            self.write(name, before)
+            for name, text in before.items():
+                self.write(name, text)
 
 
 @pytest.fixture(scope="session")
@@ -150,5 +198,5 @@ def book(tmp_path_factory) -> TinyBook:
     tiny = TinyBook(tmp_path_factory.mktemp("book"))
     code, output = tiny.build()
     assert code == 0, output
-    assert tiny.executed() == ["one", "two"]
+    assert tiny.executed() == ["one", "three", "two"]
     return tiny

@@ -2,50 +2,63 @@
 
 import json
 import re
+import time
+from importlib import metadata
 
 import nbformat
-import pytest
+import yaml
 
 CELL = "\n```{{code-cell}} python3\n{}\n```\n"
 
-PLANTED = {
-    "a failing cell": ("notebooks/two.md", CELL.format("1 / 0"), "ZeroDivisionError"),
-    "a failing assert": (
-        "notebooks/two.md",
-        CELL.format("bound, truth = 1.0, 1.5\nassert truth <= bound"),
-        "AssertionError",
+# Faults in the code of a page, one a page: (page, code, what must be said).
+EXECUTION = [
+    ("notebooks/one.md", "1 / 0", "ZeroDivisionError"),
+    ("notebooks/two.md", "bound, truth = 1.0, 1.5\nassert truth <= bound", "AssertionError"),
+    (
+        "notebooks/three.md",
+        "from lipcore.lab.claims import claim\n"
+        "claim('x', 'y', source='book', status='proved', ratio=2.0)",
+        "contradicts it",
     ),
-    "a claim against its evidence": (
-        "notebooks/two.md",
-        CELL.format(
-            "from tinypkg.claims import claim\nclaim('x', 'y', source='book', status='proved', ratio=2.0)"
-        ),
-        "contradicts",
-    ),
-    "a warning of Python": (
-        "notebooks/two.md",
-        CELL.format("import warnings\nwarnings.warn('careful')"),
-        "stderr",
-    ),
-    "an unknown kind of output": (
+]
+# Faults that are found when pages are read or written.
+READING = [
+    ("notebooks/one.md", CELL.format("import warnings\nwarnings.warn('careful')"), "stderr"),
+    (
         "notebooks/two.md",
         CELL.format(
             "from IPython.display import display\ndisplay({'application/x-odd': 'text'}, raw=True)"
         ),
-        "unknown output mime type",
+        "skipping unknown output mime type: application/x-odd",
     ),
-    "a broken reference": ("book/index.md", "\nSee {prf:ref}`thm-missing`.\n", "thm-missing"),
-    "a broken link": ("book/index.md", "\nSee [there](missing.md).\n", "missing.md"),
-    "a broken equation reference": ("book/index.md", "\nSee {eq}`eq-missing`.\n", "eq-missing"),
-    "an unknown citation": ("book/index.md", "\nSee {cite:t}`nobody1900`.\n", "nobody1900"),
-    "an unknown directive": ("book/index.md", "\n```{no-such-thing}\n```\n", "no-such-thing"),
-    "a missing glued value": ("notebooks/two.md", "\n{glue:text}`nothing`\n", "nothing"),
-    "two claims with one key": (
-        "notebooks/one.md",
-        CELL.format("claim('growth', 'Again.', source='book', status='checked')"),
-        "2 times on one page",
+    (
+        "notebooks/three.md",
+        CELL.format(
+            "from lipcore.lab.claims import claim\n"
+            "claim('again', 'Again.', source='book', status='checked')"
+        )
+        * 2,
+        "claim 'again' is stated 2 times on one page",
     ),
-}
+    ("book/index.md", "\nSee {prf:ref}`thm-missing`.\n", "thm-missing"),
+    ("book/index.md", "\nSee [there](missing.md).\n", "missing.md"),
+    ("book/index.md", "\nSee {eq}`eq-missing`.\n", "eq-missing"),
+    ("book/index.md", "\n{cite:t}`nobody1900`\n", "nobody1900"),
+    ("book/index.md", "\n```{no-such-thing}\n```\n", "no-such-thing"),
+    ("tinypkg/numbers.py", "# :prf:ref:`thm-gone`", "thm-gone"),
+    ("notebooks/two.md", "\n{glue:text}`nothing`\n", "nothing"),
+]
+
+
+def planted(faults) -> dict:
+    """Return the changes that plant all these faults."""
+    texts: dict[str, str] = {}
+    for name, text, _ in faults:
+        texts[name] = texts.get(name, "") + text
+    change = {name: ("", text) for name, text in texts.items()}
+    if "tinypkg/numbers.py" in change:
+        change["tinypkg/numbers.py"] = ("thm-growth", "thm-gone")
+    return change
 
 
 def test_a_clean_book_passes_and_shows_its_pages(book):
@@ -53,59 +66,101 @@ def test_a_clean_book_passes_and_shows_its_pages(book):
         assert (book.html / f"{page}.html").exists()
 
 
-@pytest.mark.parametrize("fault", PLANTED)
-def test_a_planted_fault_fails_the_build(book, fault):
-    name, text, message = PLANTED[fault]
-    with book.changed(name, book.read(name) + text):
+def test_faults_in_code_fail_the_build(book):
+    faults = [(name, CELL.format(code), message) for name, code, message in EXECUTION]
+    with book.changed(planted(faults)):
         code, output = book.build()
     assert code != 0
-    assert message in output
+    assert [message for _, _, message in faults if message not in output] == []
+    assert output.count("Traceback (most recent call last)") >= len(faults)
 
 
-def test_a_failed_build_fails_again_when_nothing_changed(book):
-    with book.changed("book/index.md", book.read("book/index.md") + "\n{cite:t}`nobody1900`\n"):
-        assert book.build()[0] != 0
-        code, output = book.build()
-        assert code != 0 and "nobody1900" in output
+def test_faults_on_pages_fail_the_build_and_the_next_one_too(book):
+    with book.changed(planted(READING)):
+        for _ in range(2):
+            code, output = book.build()
+            assert code != 0
+            warnings = "\n".join(line for line in output.splitlines() if "WARNING" in line)
+            assert [message for _, _, message in READING if message not in warnings] == []
     code, output = book.build()
     assert code == 0, output
 
 
 def test_only_what_changed_is_executed(book):
-    assert book.build()[0] == 0
-    book.executed()
-
-    assert book.build()[0] == 0
-    assert book.executed() == [], "nothing changed"
-
-    with book.changed("book/index.md", book.read("book/index.md") + "\nMore words.\n"):
-        assert book.build()[0] == 0
-        assert book.executed() == [], "only prose changed"
-
-    with book.changed("notebooks/two.md", book.read("notebooks/two.md").replace("1 + 1", "1 + 2")):
-        assert book.build()[0] == 0
-        assert book.executed() == ["two"], "one notebook changed"
-
-
-def test_a_change_of_the_package_executes_every_page_again(book):
-    assert book.build()[0] == 0
-    book.executed()
-    source = book.read("tinypkg/__init__.py")
-
-    with book.changed("tinypkg/__init__.py", source.replace("A stand-in", "Another")):
-        assert book.build()[0] == 0
-        assert book.executed() == [], "only a docstring changed"
-
-    with book.changed("tinypkg/__init__.py", source.replace("VALUE = 1", "VALUE = 17")):
+    def build() -> list[str]:
         code, output = book.build()
         assert code == 0, output
-        assert book.executed() == ["one", "two"]
-        page = (book.html / "notebooks" / "one.html").read_text(encoding="utf8")
-        assert "value 17" in page
+        return book.executed()
 
-    assert book.build()[0] == 0
-    assert book.executed() == [], "the old state is still in the cache"
-    assert "value 1\n" in (book.html / "notebooks" / "one.html").read_text(encoding="utf8")
+    def page(name: str) -> str:
+        return (book.html / "notebooks" / f"{name}.html").read_text(encoding="utf8")
+
+    build()
+    doctree = book.folder / "_build" / ".doctrees" / "notebooks" / "one.doctree"
+    read = doctree.stat().st_mtime_ns
+
+    prose = {
+        "book/index.md": ("See", "Look at"),
+        "tinypkg/corners.py": ("CORNERS", '"""Corners."""\n\nCORNERS'),
+    }
+    with book.changed(prose):
+        assert build() == [], "only prose and a docstring changed"
+
+    with book.changed({"notebooks/two.md": ("sides())", "sides() + 1)")}):
+        assert build() == ["two"], "the code of one notebook changed"
+
+    with book.changed({"tinypkg/corners.py": ("4", "5")}):
+        assert build() == ["three", "two"], "what two imports imports; three reaches everything"
+        assert "sides 5" in page("two")
+    assert doctree.stat().st_mtime_ns == read, "one was not even read again"
+
+    change = {"tinypkg/numbers.py": ("VALUE = 1", "VALUE = 17")}
+    with book.changed(change):
+        assert build() == ["one", "three"], "the package hands the name on"
+        assert "value 17" in page("one") and "sides 4" in page("two")
+
+    with book.changed({"data/table.txt": ("1", "2")}):
+        assert build() == ["one", "three", "two"]
+
+    assert build() == [], "the old state is still in the cache"
+    assert "value 1\n" in page("one")
+
+
+def test_nothing_from_before_this_run_is_published(book, monkeypatch):
+    with book.changed(
+        {"book/index.md": ("See", "Look at"), "notebooks/one.md": ("Squares", "All")}
+    ):
+        monkeypatch.setenv("BOOK_BUILT_AFTER", str(time.time()))
+        code, output = book.build()
+    assert code != 0 and "executed before this run began" in output
+
+
+def test_a_page_says_when_and_with_what_it_was_executed(book):
+    page = (book.html / "notebooks" / "one.html").read_text(encoding="utf8")
+    sentence = re.search(r'class="page-execution">(.*?)<', page)[1]
+    numpy = metadata.version("numpy")
+    assert re.match(rf"Executed on \d+ \w+ \d{{4}} at .* in \d+ s, .*numpy {numpy}\.", sentence)
+    index = (book.html / "book" / "index.html").read_text(encoding="utf8")
+    assert "page-execution" not in index
+
+
+def test_a_docstring_leads_to_its_theorem(book):
+    index = (book.html / "book" / "index.html").read_text(encoding="utf8")
+    assert 'href="../notebooks/one.html#thm-growth">Theorem 1</a>' in index
+
+
+def test_the_repository_is_linked(book):
+    index = (book.html / "book" / "index.html").read_text(encoding="utf8")
+    url = yaml.safe_load(book.read("_config.yml"))["repository"]["url"]
+    assert f'href="{url}/blob/main/CHANGELOG.md"' in index
+
+
+def test_the_search_knows_the_index(book):
+    """After builds that wrote only some pages too."""
+    found = json.loads(re.search(r"\{.*\}", book.read("_build/html/searchindex.js"), re.DOTALL)[0])
+    page = found["docnames"].index("notebooks/one")
+    assert found["indexentries"]["growth rate"] == [[page, "index-0", True]]
+    assert "‖x‖₂" in found["indexentries"]
 
 
 def test_the_scoreboard_shows_a_planted_claim(book):

@@ -52,24 +52,3 @@ def test_the_book_is_cited_alike():
         fields["author"] == CITATION["authors"][0]["name"]
         and fields["url"] == CITATION["repository-code"]
     )
-
-
-def test_a_release_is_checked_against_the_version_and_carries_all():
-    text = (ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf8")
-    steps = yaml.safe_load(text)["jobs"]["release"]["steps"]
-    runs = [step.get("run", "") for step in steps]
-    assert "version" in next(r for r in runs if "GITHUB_REF_NAME" in r), "first of all"
-    made = [r for r in runs if r.startswith("make ")]
-    assert made == [
-        "make env",
-        "make test",
-        "make book",
-        "make editions",
-        "make check",
-        "make wheel",
-    ]
-    attached = next(r for r in runs if "gh release create" in r)
-    assert all(kind in attached for kind in (".pdf", ".zip", ".whl")) and runs.index(
-        attached
-    ) > runs.index(made[-1])
-    assert any("BOOK_BUILT_AFTER" in r for r in runs)

@@ -41,6 +41,7 @@ def convert():
         ("![a](b.png)", "![a](b.png)"),
         ("(here)=\n# Title", '<a id="here"></a>\n\n# Title'),
         ("a\n% comment\nb", "a\nb"),
+        ("```{index} !a, !b\n```\n\nwords", "words"),
         (
             "```{live} tokens\n```",
             "*(Here the published book has a picture that can be moved with the mouse.)*",

@@ -10,7 +10,7 @@ from lipcore import Attention, attention_map
 
 
 def loop_attention(kwargs: dict, X: np.ndarray) -> np.ndarray:
-    """f(X) for X (n, d), one number at a time, from the constructor's arguments (theory §0)."""
+    """f(X) for X (n, d), one number at a time, from the constructor's arguments."""
     arrays = {
         name: value.numpy() if isinstance(value, torch.Tensor) else value
         for name, value in kwargs.items()

@@ -16,29 +16,11 @@ needs_gpu = pytest.mark.skipif(
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 
 
-KINDS = ["P kept", "P worked out anew", "few tokens"]
+KINDS = ["P kept", "P worked out anew"]
 
 
-@pytest.fixture(params=KINDS)
-def kind(request, case, monkeypatch) -> str:
-    """How the products are made; the constants decide."""
-    if request.param == "few tokens":
-        if case.attention.rotary is not None or 4 * case.X.shape[-2] > 32:
-            pytest.skip("needs one matrix A for all positions, and few of these")
-        widen(case, 32)
-    if request.param == "P worked out anew":
-        monkeypatch.setattr(module, "WEIGHTS_BYTES", 0)
-    return request.param
-
-
-def widen(case, k: int) -> None:
-    """Heads of dimension k, of which only the first few coordinates are used: the same map."""
-    for name in ("query", "key", "query_bias", "key_bias"):
-        if (tensor := case.kwargs.get(name)) is not None:
-            zeros = tensor.new_zeros(tensor.shape[0], k - tensor.shape[1], *tensor.shape[2:])
-            case.kwargs[name] = torch.cat([tensor, zeros], dim=1)
-    case.kwargs["scale"] = case.attention.scale
-    case.attention = type(case.attention)(**case.kwargs)
+def jacobian(kind: str, attention, X) -> AttentionJacobian:
+    return AttentionJacobian(attention, X, store=kind == "P kept")
 
 
 def like(shape_of: AttentionJacobian, name: str) -> torch.Tensor:
@@ -47,9 +29,10 @@ def like(shape_of: AttentionJacobian, name: str) -> torch.Tensor:
 
 
 @needs_gpu
+@pytest.mark.parametrize("kind", KINDS)
 def test_products(case, kind):
-    here = case.attention.jacobian(case.X)
-    there = case.attention.to("cuda").jacobian(case.X.cuda())
+    here = jacobian(kind, case.attention, case.X)
+    there = jacobian(kind, case.attention.to("cuda"), case.X.cuda())
     H, G = like(here, "input"), like(here, "output")
     for name, vector in (("matvec", H), ("rmatvec", G)):
         image = getattr(there, name)(vector.cuda())
@@ -57,29 +40,26 @@ def test_products(case, kind):
         torch.testing.assert_close(image.cpu(), getattr(here, name)(vector), **CLOSE)
 
 
+@needs_gpu
+def test_few_tokens(make_layer, randn):
+    """Where 4n ≤ k, a pair works with n products of each query and key."""
+    attention = make_layer(heads=2, d=7, k=16, q=5)
+    X = randn(2, 4, 7)
+    expected = attention.jacobian(X).dense()
+    found = attention.to("cuda").jacobian(X.cuda()).dense()
+    torch.testing.assert_close(found.cpu(), expected, **CLOSE)
+
+
 @pytest.mark.parametrize(
-    ("device", "its_own"),
-    [
-        ("cpu", "TILE_BYTES"),
-        ("meta", "ACCELERATOR_TILE_BYTES"),
-        pytest.param("cuda", "ACCELERATOR_TILE_BYTES", marks=needs_gpu),
-    ],
+    ("device", "its_own"), [("cpu", "TILE_BYTES"), ("cuda", "ACCELERATOR_TILE_BYTES")]
 )
-def test_the_accelerator_has_tiles_of_its_own(make_case, monkeypatch, device, its_own):
-    case = make_case("biases, causal")
-    monkeypatch.setattr("lipcore.attention.check_scores", lambda queries, keys: None)
-    monkeypatch.setattr(type(case.attention), "check_input", lambda self, X: X)
-    kwargs = {k: x.to(device) if isinstance(x, torch.Tensor) else x for k, x in case.kwargs.items()}
-    for name in ("_check_shapes", "_check_mask"):
-        monkeypatch.setattr(type(case.attention), name, lambda self: None)
-    monkeypatch.setattr("lipcore.attention.check_real_tensor", lambda *args, **kwargs: None)
-    attention = type(case.attention)(**kwargs)
-    X = torch.zeros(300, 4, dtype=torch.float64, device=device)
-    tiles = len(AttentionJacobian(attention, X)._cuts)
+def test_the_accelerator_has_tiles_of_its_own(monkeypatch, device, its_own):
+    tiles = len(module.cut_into_tiles(8, 300, 8, device))
     for size in ("TILE_BYTES", "ACCELERATOR_TILE_BYTES"):
         with monkeypatch.context() as patch:
             patch.setattr(module, size, 1)
-            assert (len(AttentionJacobian(attention, X)._cuts) > tiles) == (size == its_own)
+            cut = module.cut_into_tiles(8, 300, 8, device)
+            assert (len(cut) > tiles) == (size == its_own)
 
 
 @needs_gpu
@@ -136,21 +116,21 @@ def test_autodiff(make_case):
     torch.testing.assert_close(J.dense(), attention.jacobian(X).dense(), **CLOSE)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 def test_products_stay_on_their_device(case, kind, monkeypatch):
     """On PyTorch's device without numbers: an array made on the CPU by mistake meets the others, and raises."""
     monkeypatch.setattr(
-        "lipcore.attention.check_scores", lambda queries, keys: None
-    )  # looks at numbers
+        module, "check_scores", lambda queries, keys: None
+    )  # looks at numbers, of which there are none
     monkeypatch.setattr(type(case.attention), "check_input", lambda self, X: X)
-    for name in ("_check_shapes", "_check_mask"):
-        monkeypatch.setattr(type(case.attention), name, lambda self: None)
+    monkeypatch.setattr(type(case.attention), "_check_shapes", lambda self: None)
+    monkeypatch.setattr(type(case.attention), "_check_mask", lambda self: None)
     for name in ("check_real_tensor", "check_same_kind"):
         monkeypatch.setattr(f"lipcore.attention.{name}", lambda *args, **kwargs: None)
     attention = type(case.attention)(
         **{k: x.to("meta") if isinstance(x, torch.Tensor) else x for k, x in case.kwargs.items()}
     )
-    J = attention.jacobian(case.X.to("meta"))
-    assert (J._P is None) == (kind == "P worked out anew")
+    J = jacobian(kind, attention, case.X.to("meta"))
     H, G = (
         torch.empty(*J.batch_shape, *shape, dtype=J.dtype, device="meta")
         for shape in (J.input_shape, J.output_shape)

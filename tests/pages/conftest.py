@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from checker import FLAGS, chromium_path, serve
+from checker import FLAGS, PHONE, Watched, chromium_path, serve
 
 HTML = Path(__file__).resolve().parents[2] / "_build" / "html"
 
@@ -37,3 +37,20 @@ def site():
     assert (HTML / "index.html").exists(), "build the book first: make book"
     with serve(HTML) as address:
         yield address
+
+
+@pytest.fixture(scope="session")
+def windows(browser, site):
+    """One window of each kind, for all tests: a new one costs a second."""
+    with Watched(browser, site) as desktop, Watched(browser, site, viewport=PHONE) as phone:
+        yield {"desktop": desktop, "phone": phone}
+
+
+@pytest.fixture
+def desktop(windows):
+    return windows["desktop"].renew()
+
+
+@pytest.fixture
+def phone(windows):
+    return windows["phone"].renew()

@@ -4,99 +4,165 @@ import json
 
 import nbformat
 import pytest
+from access import audit, walk, walk_faults
 from checker import (
+    PAPER,
     PHONE,
     Watched,
-    check_content,
-    check_legible,
+    check,
     check_mathematics,
     check_notebook,
-    check_width,
     formulas_in,
     serve,
 )
 
-HEAD = """<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>A page</title>
-<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">%s</head>"""
-GOOD = (
-    HEAD % ""
-    + "<body><article><h1>A page</h1><p>Words, <code>$HOME \\\\frac</code>.</p></article></body></html>"
-)
+HEAD = """<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>TITLE</title>
+<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,"></head>"""
+SVG = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' width='9' height='9'/%3E"
 
 
-def page_with(body: str = "", head: str = "") -> str:
-    return HEAD % head + f"<body><article><h1>A page</h1>{body}</article></body></html>"
+def page_with(body: str, title: str = "A page") -> str:
+    head = HEAD.replace("TITLE", title)
+    return f"{head}<body><main><article><h1>A page</h1>{body}</article></main></body></html>"
 
 
-@pytest.fixture
-def faults(tmp_path, browser):
-    """Write a page, open it, and list everything that the checks say."""
-
-    def look(html: str, **how) -> list[str]:
-        (tmp_path / "page.html").write_text(html, encoding="utf8")
-        with serve(tmp_path) as address, Watched(browser, address, **how) as watched:
-            page = watched.open(f"{address}/page.html").page
-            found = check_mathematics(page, formulas_in(html)) + check_width(page)
-            return watched.faults + found + check_legible(page) + check_content(page)
-
-    return look
+def figure(style: str, src: str = SVG, alt: str = "a curve") -> str:
+    return f'<figure><img alt="{alt}" src="{src}" style="{style}"></figure>'
 
 
-def test_a_good_page_has_no_fault(faults):
-    assert faults(GOOD) == []
-    assert faults(GOOD, viewport=PHONE, dark=True) == []
+@pytest.fixture(scope="module")
+def look(tmp_path_factory, browser):
+    """Open a page that is written for this, and ask for its faults."""
+    folder = tmp_path_factory.mktemp("planted")
+    with serve(folder) as address, Watched(browser, address) as watched:
+
+        def open_and_ask(html: str, ask, *, viewport=watched.viewport) -> list[str]:
+            name = f"{len(list(folder.iterdir()))}.html"  # not one that the browser keeps
+            (folder / name).write_text(html, encoding="utf8")
+            watched.renew().page.set_viewport_size(viewport)
+            found = ask(watched.open(f"{address}/{name}").page)
+            return watched.faults + found
+
+        yield open_and_ask
 
 
-@pytest.mark.parametrize(
-    ("html", "expected"),
-    [
-        (page_with(head='<link rel="stylesheet" href="gone.css">'), "answered 404"),
-        (page_with('<img src="http://127.0.0.2:9/x.png" alt="x">'), "another host"),
-        (page_with("<script>nothing.here()</script>"), "script error"),
-        (page_with("<script>console.error('bad')</script>"), "console error"),
-        (page_with("<p>so $\\norm{x}$ is</p>"), "TeX in the text"),
-        (page_with("<p>so \\(x\\) is</p>"), "TeX in the text"),
-        (page_with("<p>so $$x^2$$ is</p>"), "TeX in the text"),
-        (
-            page_with(
-                "<mjx-container><mjx-merror title='Undefined'>x</mjx-merror></mjx-container>"
-            ),
-            "TeX error",
-        ),
-        (
-            page_with(
-                "<mjx-container><mjx-mtext style='color: red'>\\oops</mjx-mtext></mjx-container>"
-            ),
-            "undefined",
-        ),
-        (page_with('<span class="math notranslate">x</span>'), "0 formulas are typeset"),
-        (page_with('<div style="width: 2000px">wide</div>'), "scrolls sideways"),
-        (page_with('<p style="color: #999">pale</p>'), "low contrast"),
-        (page_with('<p style="opacity: .4">pale</p>'), "low contrast"),
-        (page_with("<p><img src='data:image/png;base64,AA=='></p>"), "without a description"),
-        (page_with("<p id='a'>x</p><p id='a'>y</p>"), "stands 2 times"),
-        (page_with("<div class='cell_output'> </div>"), "an output is empty"),
-        (page_with("<h1>Another</h1>"), "2 main headings"),
-        (GOOD.replace("<title>A page</title>", "<title></title>"), "no title"),
-    ],
-)
-def test_a_planted_fault_is_found(faults, html, expected):
-    found = faults(html)
-    assert any(expected in fault for fault in found), found
+def everything(page) -> list[str]:
+    """What all checks say of a page, as it is opened on a desktop."""
+    formulas = formulas_in(page.content())
+    found = check_mathematics(page, formulas) + check(page, "width", "content", "firstText")
+    found += check(page, "formulas", "scrollingFormulas")
+    page.evaluate("bookChecks.openAll()")
+    return found + check(page, "contrast", "figures") + audit(page)
 
 
-def test_a_figure_without_a_white_ground_is_found(faults):
-    svg = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' width='9' height='9'/%3E"
-    figure = f'<figure><img alt="a curve" src="{svg}" style="STYLE"></figure>'
-    white, dimmed = "background: #fff", "background: #fff; filter: brightness(.8)"
-    assert faults(page_with(figure.replace("STYLE", white))) == []
-    assert any("white ground" in f for f in faults(page_with(figure.replace("STYLE", ""))))
-    assert any("dimmed" in f for f in faults(page_with(figure.replace("STYLE", dimmed))))
+def on_paper(page) -> list[str]:
+    page.set_viewport_size(PAPER)
+    page.emulate_media(media="print")
+    return check(page, "paper")
 
 
-def test_what_scrolls_in_its_own_box_is_no_fault(faults):
-    box = '<div style="overflow-x: auto"><div style="width: 2000px">wide</div></div>'
-    assert faults(page_with(box), viewport=PHONE) == []
+GOOD = """<p>Words, <code>$HOME \\\\frac</code>, and <a href="#x">a link</a>.</p>
+<figure><img alt="a curve" src="SVG" style="background: #fff"></figure>
+<div style="overflow-x: auto" tabindex="0"><div style="width: 2000px">wide in its own box</div></div>
+<details><summary>more</summary><p>words</p></details> <button>two</button>""".replace("SVG", SVG)
+
+
+def test_a_good_page_has_no_fault(look):
+    assert look(page_with(GOOD), everything) == []
+    assert look(page_with(GOOD), everything, viewport=PHONE) == []
+    assert look(page_with(GOOD), lambda page: walk_faults(page, walk(page))) == []
+
+
+# What is said of a fault, and the fault.  All of them stand on one page.
+PLANTED = {
+    "answered 404": '<link rel="stylesheet" href="gone.css">',
+    "request to another host: http://127.0.0.2:9/x.png": '<img src="http://127.0.0.2:9/x.png" alt="x">',
+    "script error: nothing is not defined": "<script>nothing.here()</script>",
+    "console error: bad": "<script>console.error('bad')</script>",
+    "TeX in the text: \\norm": "<p>so \\norm{x} is</p>",
+    "TeX in the text: \\(": "<p>so \\(x\\) is</p>",
+    "TeX in the text: $$": "<p>so $$x^2$$ is</p>",
+    "TeX in the text: $y$": "<p>so $y$ is</p>",
+    "TeX error: Undefined": "<mjx-container><mjx-merror title='Undefined'>x</mjx-merror></mjx-container>",
+    "undefined command: \\oops": "<mjx-container><mjx-mtext style='color: #f00'>\\oops</mjx-mtext></mjx-container>",
+    "formulas are typeset, 9 are": '<span class="math notranslate">x</span>' * 9,
+    "scrolls sideways": '<div style="width: 2000px">wide</div>',
+    "p “pale”": '<p style="color: #999">pale</p>',
+    "p “faded”": '<p style="opacity: .4">faded</p>',
+    "p “on a dark ground”": '<div style="background: #456"><p>on a dark ground</p></div>',
+    "p “pale in a fold”": "<details><summary>more</summary><p style='color: #9a9'>pale in a fold</p></details>",
+    "span “pale code”": "<div class='highlight'><pre><span style='color: #99a'>pale code</span></pre></div>",
+    "mjx-math “x+1”": "<mjx-container><mjx-math style='color: #a99'>x+1</mjx-math></mjx-container>",
+    "picture without a description": figure("background: #fff", alt=""),
+    "height='9'/%3E has no white ground": figure(""),
+    "height='9'/%3E is dimmed": figure("background: #fff; filter: brightness(.8)"),
+    "AA== is empty": figure("background: #fff", src="data:image/png;base64,AA=="),
+    "id twice stands 2 times": "<p id='twice'>x</p><p id='twice'>y</p>",
+    "an output is empty": "<div class='cell_output'> </div>",
+    "2 main headings": "<h1>Another</h1>",
+    "formula cut off: long": "<div class='bd-article'><p style='width: 9px'><mjx-container>"
+    "<mjx-math><i>long</i></mjx-math><mjx-assistive-mml>long</mjx-assistive-mml></mjx-container></p></div>",
+    "a stop begins a line: long": "<p class='bd-article'><span class='together'><mjx-container>"
+    "<mjx-math><i>long</i></mjx-math></mjx-container><br>.</span></p>",
+    "formula scrolls: wide": "<div class='bd-article'><mjx-container display='true' tabindex='0' "
+    "style='display: block; width: 9px; overflow-x: auto'><mjx-math>wide</mjx-math>"
+    "<mjx-assistive-mml>wide</mjx-assistive-mml></mjx-container></div>",
+    "first text after": "<script>window.bookTypeset = 0  // before anything is drawn</script>",
+    "image-alt: ": f"<img src='{SVG}'>",
+    "button-name: ": "<button></button>",
+    "link-name: ": "<a href='#x'></a>",
+    "aria-required-children: ": "<div role='list'><a href='#x'>x</a></div>",
+    "scrollable-region-focusable: ": "<div class='highlight'><pre style='width: 99px; overflow-x: auto'>"
+    f"{'a listing ' * 20}</pre></div>",
+}
+
+
+@pytest.fixture(scope="module")
+def found(look) -> list[str]:
+    return look(page_with("\n".join(PLANTED.values())), everything)
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_planted_fault_is_found(found, fault):
+    assert any(fault in sentence for sentence in found), found
+
+
+def test_a_page_without_a_title_is_found(look):
+    assert "the page has no title" in look(page_with("", title=""), everything)
+
+
+def test_a_fault_that_only_the_dark_shows_is_found(look):
+    style = "<style>@media (prefers-color-scheme: dark) { p { color: #888 } }</style>"
+
+    def in_the_dark(page):
+        assert check(page, "contrast") == []
+        page.emulate_media(color_scheme="dark")
+        return check(page, "contrast")
+
+    assert "low contrast" in str(look(page_with(f"{style}<p>words</p>"), in_the_dark))
+
+
+def test_what_is_folded_or_cut_off_on_paper_is_found(look):
+    folded = "<details><summary>Proof</summary><p>its words</p></details>"
+    wide = f"<pre style='width: 2000px'>{'wide ' * 200}</pre>"
+    box = "<div style='overflow-x: auto'><table><tr><td style='min-width: 1500px'>x</td></tr></table></div>"
+    faults = look(page_with(folded + wide + box), on_paper)
+    for expected in ("folded on paper: details", "px on paper: pre", "scrolls on paper: table"):
+        assert any(expected in fault for fault in faults), faults
+    assert look(page_with(folded.replace("<details", "<details open")), on_paper) == []
+
+
+KEYBOARD = """<style>#unmarked:focus-visible { outline: none }</style><a href="#0">good</a>
+<a href="#1" id="unmarked">unmarked</a> <a href="#2" style="position: absolute; left: -9999px">away</a>
+<input aria-label="trap" onkeydown="if (event.key === 'Tab') event.preventDefault()"> <a href="#3">never</a>"""
+
+
+def test_planted_faults_of_the_keyboard_are_found(look):
+    assert look(page_with(KEYBOARD), lambda page: walk_faults(page, walk(page))) == [
+        "the focus is not visible on A 'unmarked'",
+        "the focus is out of sight on A 'away'",
+        "the focus is caught at INPUT 'trap'",
+    ]
 
 
 def notebook(**changes) -> str:

@@ -1,115 +1,141 @@
-"""Every page of the built book, opened in a browser over http."""
+"""Every page of the built book, opened in a browser over http: once as on a desk, once as on a phone."""
 
+import os
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlparse
 
 import pytest
 import yaml
+from access import audit
 from checker import (
-    PHONE,
+    DESKTOP,
+    PAPER,
     Watched,
-    check_content,
-    check_legible,
+    check,
     check_mathematics,
     check_notebook,
-    check_width,
     formulas_in,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
 HTML = ROOT / "_build" / "html"
 GENERATED = {"index.html", "genindex.html", "search.html", "prf-prf.html", "py-modindex.html"}
+MEGABYTE = 2**20
+# Pages with long formulas; all of these can be broken into lines that a phone is wide enough for.
+LONG_FORMULAS = {
+    "notebooks/05_general_upper_bound.html",
+    "notebooks/07_mean_field.html",
+    "notebooks/rivals.html",
+    "book/scoreboard.html",
+}
 
 
 def toc_pages() -> list[str]:
     """The pages that the table of contents promises."""
     toc = yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf8"))
-    chapters = [c for part in toc.get("parts", []) for c in part["chapters"]] + toc.get(
-        "chapters", []
-    )
-    return [toc["root"]] + [c["file"] for c in chapters]
+    parts = [*toc.get("parts", []), {"chapters": toc.get("chapters", [])}]
+    return [toc["root"]] + [chapter["file"] for part in parts for chapter in part["chapters"]]
 
 
 def notebooks() -> list[str]:
-    return [
-        p
-        for p in toc_pages()
-        if "kernelspec" in (ROOT / f"{p}.md").read_text(encoding="utf8")[:400]
-    ]
+    """The pages that are executed."""
+    return [p for p in toc_pages() if "kernelspec" in source(p)[:400]]
+
+
+def source(name: str) -> str:
+    return (ROOT / f"{name}.md").read_text(encoding="utf8")
+
+
+def built(page: str) -> str:
+    return (HTML / page).read_text(encoding="utf8")
 
 
 def test_the_pages_are_those_of_the_contents():
-    built = {str(p.relative_to(HTML)) for p in HTML.rglob("*.html") if "_static" not in p.parts}
-    assert built - GENERATED == {f"{page}.html" for page in toc_pages()}
+    pages = {str(p.relative_to(HTML)) for p in HTML.rglob("*.html") if "_static" not in p.parts}
+    assert pages - GENERATED == {f"{page}.html" for page in toc_pages()}
 
 
-def test_a_page_on_a_desktop(built_page, browser, site):
-    html = (HTML / built_page).read_text(encoding="utf8")
-    with Watched(browser, site) as watched:
-        page = watched.open(f"{site}/{built_page}").page
-        faults = watched.faults + check_mathematics(page, formulas_in(html)) + check_width(page)
-        faults += check_legible(page)
-        if built_page not in GENERATED:
-            faults += check_content(page)
-        assert page.title().strip()
-    assert faults == []
+def test_a_page_on_a_desktop(built_page, desktop, site):
+    """In the light and, in the same window, in the dark."""
+    page = desktop.open(f"{site}/{built_page}").page
+    faults = check_mathematics(page, formulas_in(built(built_page))) + check(page, "width")
+    faults += [] if built_page in GENERATED else check(page, "content", "firstText")
+    page.evaluate("bookChecks.openAll()")
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        page.wait_for_selector(f"html[data-theme={scheme}]")
+        faults += [f"{scheme}: {x}" for x in check(page, "contrast", "figures") + audit(page)]
+    faults += desktop.faults
+    assert not faults, "\n".join(faults)
 
 
-def test_a_page_in_the_dark(built_page, browser, site):
+def test_a_page_on_a_phone_and_on_paper(built_page, phone, site):
+    """What is folded is opened by the page itself, as before it is printed."""
+    page = phone.open(f"{site}/{built_page}").page
+    faults = check(page, "width")
+    closed = page.locator("article details:not([open])").count()
+    page.evaluate("bookChecks.beforePrint()")
+    faults += check(page, "width", "formulas")
+    if built_page in LONG_FORMULAS:
+        assert page.locator(".bd-article mjx-container.broken").count(), "has no long formula"
+        faults += check(page, "scrollingFormulas")
+    page.set_viewport_size(PAPER)
+    page.emulate_media(media="print")
+    page.wait_for_timeout(200)
+    faults += [] if built_page in GENERATED else check(page, "paper")
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.locator("article details:not([open])").count() == closed
+    faults += phone.faults
+    assert not faults, "\n".join(faults)
+
+
+def test_a_page_that_opens_in_the_dark(browser, site):
     with Watched(browser, site, dark=True) as watched:
-        page = watched.open(f"{site}/{built_page}").page
+        page = watched.open(f"{site}/book/index.html").page
         assert page.evaluate("document.documentElement.dataset.theme") == "dark"
-        assert watched.faults + check_legible(page) == []
+        page.evaluate("bookChecks.openAll()")
+        assert watched.faults + check(page, "contrast", "figures") == []
 
 
-def test_a_page_on_a_phone(built_page, browser, site):
-    with Watched(browser, site, viewport=PHONE) as watched:
-        page = watched.open(f"{site}/{built_page}").page
-        closed = check_width(page)
-        page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
-        assert watched.faults + closed + check_width(page) == []
+def test_a_wider_window_joins_formulas_again(phone, site):
+    page = phone.open(f"{site}/{min(LONG_FORMULAS)}").page
+    assert page.locator(".bd-article mjx-container.broken").count()
+    page.set_viewport_size(DESKTOP)
+    page.wait_for_function("!document.querySelector('.bd-article mjx-container.broken')")
+    assert page.locator(".formula-break, .formula-may-break, .formula-gap").count() == 0
+    assert phone.faults == []
 
 
 def test_a_page_needs_nothing_from_outside(built_page):
     """No address in the page would be loaded from elsewhere, even if a browser did not try."""
-    html = (HTML / built_page).read_text(encoding="utf8")
+    html = built(built_page)
     loaded = re.findall(
         r"<(?:script|img|iframe|source|video|audio)[^>]+src=[\"']((?:https?:)?//[^\"']+)", html
     )
-    loaded += [
-        t for t in re.findall(r"<link[^>]+>", html) if re.search(r"href=[\"'](?:https?:)?//", t)
-    ]
-    assert [t for t in loaded if 'rel="canonical"' not in t] == []
+    loaded += re.findall(r"<link[^>]+href=[\"'](?:https?:)?//[^>]+>", html)
+    assert [tag for tag in loaded if 'rel="canonical"' not in tag] == []
+
+
+def leads_somewhere(link: str, page: str) -> bool:
+    """Whether the file of a link inside the book exists, and holds the place that it names."""
+    url = urlparse(unquote(urljoin(f"http://book/{page}", link)))
+    target = HTML / url.path.lstrip("/")
+    if not url.fragment or target.suffix != ".html" or not target.exists():
+        return target.exists()
+    return f'id="{url.fragment}"' in target.read_text(encoding="utf8")
 
 
 def test_links_inside_the_book_lead_somewhere(built_page):
-    html = (HTML / built_page).read_text(encoding="utf8")
-    broken = []
-    for link in set(re.findall(r"<a[^>]+href=\"([^\"#][^\"]*|#[^\"]+)\"", html)):
-        url = urlparse(urljoin(f"book:/{built_page}", unquote(link)))
-        if (
-            url.scheme not in ("book", "")
-            or link.startswith(("mailto:", "javascript:"))
-            or "://" in link
-        ):
-            continue
-        target = (
-            (HTML / built_page).parent / unquote(urlparse(link).path)
-            if urlparse(link).path
-            else HTML / built_page
-        )
-        if not target.exists():
-            broken.append(link)
-        elif urlparse(link).fragment and target.suffix == ".html":
-            if f'id="{unquote(urlparse(link).fragment)}"' not in target.read_text(encoding="utf8"):
-                broken.append(link)
-    assert broken == []
+    links = set(re.findall(r"<a[^>]+href=\"([^\"#][^\"]*|#[^\"]+)\"", built(built_page)))
+    inside = {link for link in links if not re.match(r"[a-z]+:", link)}
+    assert [link for link in inside if not leads_somewhere(link, built_page)] == []
 
 
 @pytest.mark.parametrize("page", notebooks())
 def test_a_notebook_page_offers_its_notebook(page):
-    html = (HTML / f"{page}.html").read_text(encoding="utf8")
+    html = built(f"{page}.html")
     link = re.search(r'href="((?:\.\./)+_sources/[^"]+\.ipynb)"', html)
     assert link, "no link to the .ipynb"
     assert check_notebook((HTML / f"{page}.html").parent / link[1]) == []
@@ -117,30 +143,27 @@ def test_a_notebook_page_offers_its_notebook(page):
     assert f"gh-pages/_sources/{page}.ipynb" in re.search(r'href="(https://colab[^"]+)"', html)[1]
 
 
-def test_the_first_page_redirects(browser, site):
-    with Watched(browser, site) as watched:
-        watched.page.goto(f"{site}/")
-        watched.page.wait_for_url("**/book/index.html")
-        assert watched.page.locator("article h1").count() == 1
-    assert watched.faults == []
+@pytest.mark.parametrize("page", notebooks())
+def test_a_page_says_when_it_was_executed(page):
+    """Not before the time, in seconds since 1970, that ``BOOK_BUILT_AFTER`` may hold."""
+    said = re.search(r"Executed on (.+? at \d\d:\d\d) UTC in \d+ s", built(f"{page}.html"))
+    minute = datetime.strptime(said[1], "%d %B %Y at %H:%M").replace(tzinfo=UTC).timestamp()
+    assert minute + 60 > float(os.environ.get("BOOK_BUILT_AFTER") or 0)
 
 
-def test_the_search_finds_something(browser, site):
-    with Watched(browser, site) as watched:
-        page = watched.open(f"{site}/search.html?q=attention").page
-        page.wait_for_selector("#search-results li a")
-    assert watched.faults == []
+@pytest.mark.parametrize("page", toc_pages())
+def test_a_page_weighs_less_than_a_megabyte(page):
+    """With its pictures, but without what all pages share."""
+    html = built(f"{page}.html")
+    article = html[html.find("<article") : html.find("</article>")]
+    pictures = {s for s in re.findall(r'<img[^>]+src="([^":]+)"', article) if "_static" not in s}
+    folder = (HTML / page).parent
+    sizes = [(folder / picture).resolve().stat().st_size for picture in pictures]
+    assert len(html.encode()) + sum(sizes) <= MEGABYTE
 
 
-def test_a_folded_proof_opens_on_paper_and_by_its_link(browser, site):
-    for name in notebooks():
-        if "<details" in (HTML / f"{name}.html").read_text(encoding="utf8"):
-            break
-    else:
-        pytest.skip("no page has a folded part")
-    with Watched(browser, site) as watched:
-        page = watched.open(f"{site}/{name}.html").page
-        page.evaluate("dispatchEvent(new Event('beforeprint'))")
-        assert page.locator("article details:not([open])").count() == 0
-        page.evaluate("dispatchEvent(new Event('afterprint'))")
-        assert page.locator("article details:not([open])").count() > 0
+def test_the_first_page_redirects(desktop, site):
+    desktop.page.goto(f"{site}/")
+    desktop.page.wait_for_url("**/book/index.html")
+    assert desktop.page.locator("article h1").count() == 1
+    assert desktop.faults == []

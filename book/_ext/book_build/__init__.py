@@ -1,21 +1,21 @@
 """The book's own Sphinx extension: what Jupyter Book leaves out, one concern a module.
 
 ========== ==========================================================================
-execution  cache keyed on the package and its libraries; uncached notebooks in parallel
+reach      which modules of the package a page can reach
+execution  cache keyed on what a page reaches; uncached notebooks in parallel
 offline    MathJax served by the book itself; redirect page; files for the host
 pages      unique ids, launch buttons that open, accessible tables
 downloads  every notebook page as ``.ipynb`` with outputs, in plain Markdown
 editions   links to the PDF and the archive of the site
-provenance when, with what and how long each page was executed
+provenance when, with what and how long each page was executed; the versions of all libraries
 scoreboard the table of claims, collected from the executed pages
 live       the live pictures, each with its script on its own page
-versions   the table of library versions the pages were executed with
+reference  a section of the reference for each module of the package
 hover      what a reference shows when it is hovered
-finding    search by symbols' names, thumbnails, links to the repository
+finding    a search that keeps the words of the index, thumbnails, links to the repository
 ========== ==========================================================================
 
-After a build, and without Sphinx: ``editions`` makes the archive, and with ``printed`` and ``packed`` the
-PDF; ``releases`` lays out the folder with the pages of every version.
+After a build, and without Sphinx, ``editions`` makes the archive, and with ``printed`` the PDF.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from . import (
     offline,
     pages,
     provenance,
+    reference,
     scoreboard,
-    versions,
 )
 
 __version__ = "1.0"
@@ -48,8 +48,8 @@ def setup(app: Sphinx) -> dict:
         provenance,
         downloads,
         live,
+        reference,
         scoreboard,
-        versions,
         editions,
         hover,
         finding,
@@ -58,7 +58,7 @@ def setup(app: Sphinx) -> dict:
         part.setup(app)
     return {
         "version": __version__,
-        "env_version": 3,
+        "env_version": 4,
         "parallel_read_safe": False,
         "parallel_write_safe": True,
     }

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
-import os
+import posixpath
 import re
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import nbformat
 from sphinx.application import Sphinx
@@ -62,13 +62,7 @@ class References:
             names = [
                 " ".join(p.last_names) or " ".join(p.first_names) for p in entry.persons["author"]
             ]
-            who = (
-                names[0]
-                if len(names) == 1
-                else " and ".join(names)
-                if len(names) == 2
-                else f"{names[0]} et al."
-            )
+            who = " and ".join(names) if len(names) <= 2 else f"{names[0]} et al."
             cited.append((who, entry.fields.get("year", "")))
         if role in ("cite:t", "cite:ts", "cite:ct"):
             return ", ".join(f"{who} ({year})" for who, year in cited)
@@ -100,23 +94,20 @@ class References:
         )
 
     def _page(self, path: str) -> str:
-        folder = (
-            PurePosixPath("/")
-            if path.startswith("/")
-            else PurePosixPath("/") / PurePosixPath(self.docname).parent
-        )
-        parts: list[str] = []
-        for part in (folder / path.lstrip("/")).parts[1:]:
-            parts = parts[:-1] if part == ".." else [*parts, part]
-        return re.sub(r"\.(md|ipynb|html)$", "", "/".join(parts))
+        folder = "" if path.startswith("/") else posixpath.dirname(self.docname)
+        path = posixpath.normpath(posixpath.join(folder, path.lstrip("/")))
+        return re.sub(r"\.(md|ipynb|html)$", "", path)
 
     def _to(self, text: str, docname: str, anchor: str) -> str:
         """Link to a place on this page, to a sibling notebook, or to a page of the published book."""
         if docname == self.docname:
             return f"[{text}]({anchor})" if anchor else text
+        folder = posixpath.dirname(f"_sources/{self.docname}")
         if self.env.metadata[docname].get("kernelspec"):
-            return f"[{text}]({relative(docname, self.docname)}.ipynb{anchor})"
-        return f"[{text}]({relative('../' + docname, self.docname)}.html{anchor})"
+            file = f"_sources/{docname}.ipynb"
+        else:
+            file = f"{docname}.html"
+        return f"[{text}]({posixpath.relpath(file, folder)}{anchor})"
 
     def _glued(self, target: str) -> str:
         """Return a glued value, formatted as on the page: ``[page::]name[:format]``."""
@@ -133,38 +124,18 @@ class References:
             return plain
 
 
-def relative(target: str, source: str) -> str:
-    """Return the path from one page's folder to another page."""
-    up = "../" * (len(PurePosixPath(source).parts) - 1)
-    own = PurePosixPath(source).parent
-    inside = own != PurePosixPath(".") and PurePosixPath(target).is_relative_to(own)
-    return str(PurePosixPath(target).relative_to(own)) if inside else up + target
-
-
-def release() -> str:
-    """Return the tag that is being built, from ``BOOK_RELEASE``; empty for the main branch."""
-    return os.environ.get("BOOK_RELEASE", "")
-
-
-def name_release(app: Sphinx, config) -> None:
-    """Let the buttons of a release open the files of that release."""
-    if release():
-        config.html_theme_options["repository_branch"] = release()
-
-
 def opening_cells(app: Sphinx, docname: str) -> list:
     """Say where the notebook comes from, and install the package where it is missing."""
     repository = app.config.html_theme_options.get("repository_url", "").rstrip("/")
-    at, branch = (f"@{release()}", release()) if release() else ("", "main")
     note = (
         f"*A page of “{app.config.html_title}”, executed when the book was built. "
-        f"Source: [`{docname}.md`]({repository}/blob/{branch}/{docname}.md).*"
+        f"Source: [`{docname}.md`]({repository}/blob/main/{docname}.md).*"
     )
     install = (
         "# Outside a copy of the book's repository: install the package that this page imports.\n"
         "import importlib.util\n\n"
         'if importlib.util.find_spec("lipcore") is None:\n'
-        f'    %pip install --quiet "lipcore[book] @ git+{repository}{at}"'
+        f'    %pip install --quiet "lipcore[book] @ git+{repository}"'
     )
     return [
         nbformat.v4.new_markdown_cell(note, id="book-source"),
@@ -206,5 +177,4 @@ def write_all(app: Sphinx, exception) -> None:
 
 def setup(app: Sphinx) -> None:
     """Register the hooks."""
-    app.connect("config-inited", name_release)
     app.connect("build-finished", write_all, priority=800)

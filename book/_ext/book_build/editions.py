@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import html
 import json
 import re
 import tomllib
 import zipfile
 from pathlib import Path
 
-import yaml
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
@@ -27,13 +25,16 @@ WORDS = {
     "pdf": "The whole book as a PDF",
     "zip": "The whole site, to open without a network",
 }
+NONE = (
+    "<p><code>make editions</code> makes the whole book as a PDF, and the site as an archive.</p>"
+)
 BEGIN, END = "<!-- take-away -->", "<!-- /take-away -->"
 MARKED = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
 NOT_ARCHIVED = (".nojekyll", ".buildinfo", FILES["zip"])
 A_DATE = (1980, 1, 1, 0, 0, 0)  # the same files make the same archive
 
 
-def links(site: Path, repository: str, up: str, kinds=tuple(FILES)) -> str:
+def links(site: Path, up: str, kinds=tuple(FILES)) -> str:
     """Return the list of what there is to take away, for a page that is ``up`` below the first folder."""
     items = [
         f'<li><p><a class="reference external" href="{up}{FILES[kind]}" download>{WORDS[kind]}</a> '
@@ -41,11 +42,8 @@ def links(site: Path, repository: str, up: str, kinds=tuple(FILES)) -> str:
         for kind in kinds
         if (site / FILES[kind]).exists()
     ]
-    releases = (
-        f'<a class="reference external" href="{html.escape(repository)}/releases">release</a>'
-    )
     if not items:
-        return f"{BEGIN}<p>Each {releases} has the whole book as a PDF, and the site as an archive.</p>{END}"
+        return f"{BEGIN}{NONE}{END}"
     return f'{BEGIN}<ul class="simple take-away">{"".join(items)}</ul>{END}'
 
 
@@ -57,24 +55,17 @@ class TakeAway(SphinxDirective):
         return [nodes.raw("", f"{BEGIN}{END}", format="html")]
 
 
-def repository_of(root: Path) -> str:
-    """Return the address of the repository."""
-    return yaml.safe_load((root / "_config.yml").read_text(encoding="utf8"))["repository"][
-        "url"
-    ].rstrip("/")
-
-
 def pages_of(site: Path) -> list[Path]:
     """List the pages of a built site."""
     return sorted(p for p in site.rglob("*.html") if "_static" not in p.relative_to(site).parts)
 
 
-def write_links(site: Path, repository: str) -> None:
+def write_links(site: Path) -> None:
     """Write the links of every page again."""
     for page in pages_of(site):
         text = page.read_text(encoding="utf8")
         up = "../" * (len(page.relative_to(site).parts) - 1)
-        changed = MARKED.sub(lambda _, up=up: links(site, repository, up), text)
+        changed = MARKED.sub(lambda _, up=up: links(site, up), text)
         if changed != text:
             page.write_text(changed, encoding="utf8")
 
@@ -86,7 +77,7 @@ def state(site: Path) -> str:
         found = re.search(r"<article.*</article>", page.read_text(encoding="utf8"), re.DOTALL)
         total.update(page.relative_to(site).as_posix().encode() + b"\0")
         total.update(MARKED.sub("", found[0] if found else "").encode())
-    for name in ("printed.py", "printed.css", "packed.py", "editions.py"):
+    for name in ("printed.py", "printed.css", "editions.py"):
         total.update((Path(__file__).parent / name).read_bytes())
     return total.hexdigest()
 
@@ -113,7 +104,7 @@ def archive(site: Path, root: Path) -> Path:
     version = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf8"))["project"][
         "version"
     ]
-    target, repository = site / FILES["zip"], repository_of(root)
+    target = site / FILES["zip"]
     target.unlink(missing_ok=True)
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as out:
         for path in sorted(
@@ -124,7 +115,7 @@ def archive(site: Path, root: Path) -> Path:
             if (
                 path.suffix == ".html" and BEGIN.encode() in data
             ):  # the archive is not in the archive
-                here = links(site, repository, "../" * (len(name.parts) - 1), ("pdf",))
+                here = links(site, "../" * (len(name.parts) - 1), ("pdf",))
                 data = MARKED.sub(lambda _, here=here: here, data.decode("utf8")).encode("utf8")
             info = zipfile.ZipInfo(f"{NAME}-{version}/{name.as_posix()}", A_DATE)
             info.compress_type, info.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
@@ -149,7 +140,7 @@ def remove_stale(app: Sphinx, exception) -> None:
     for kind, name in FILES.items():
         if not fresh(site, kind):
             (site / name).unlink(missing_ok=True)
-    write_links(site, app.config.html_theme_options.get("repository_url", "").rstrip("/"))
+    write_links(site)
 
 
 def setup(app: Sphinx) -> None:
@@ -170,6 +161,6 @@ def main(arguments: list[str] | None = None) -> None:
         make = print_book if chosen.kind == "pdf" else archive
         make(site, root)
         note(site, chosen.kind)
-        write_links(site, repository_of(root))
+        write_links(site)
     path = site / FILES[chosen.kind]
     print(f"{path.relative_to(root)}: {path.stat().st_size / 1e6:.1f} MB")

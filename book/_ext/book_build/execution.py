@@ -1,22 +1,25 @@
-"""Execute notebooks: a cache that knows the package, and all cores for what is not cached.
+"""Execute notebooks: a cache that knows what a page can reach, and all cores for what is not cached.
 
-jupyter-cache recognises a notebook by its code cells alone, so that after a change in the
-package the old outputs would stand. Here the cache's *path* carries a digest of the package and
-of the libraries: Sphinx sees a changed setting and reads every page again, from an empty cache.
-Docstrings and comments are not in the digest.
+jupyter-cache recognises a notebook by its code cells and its kernel, so that after a change in the package the
+old outputs would stand. Here every page has a *state*: a digest of the modules of the package that the page can
+reach (:mod:`.reach`; without docstrings and comments), of the data files and of the versions of the libraries.
+It is written into the page, as it is read, as the name of its kernel: another state is another notebook, for
+jupyter-cache; and Sphinx is told to read the pages again whose state has changed.
 """
 
 from __future__ import annotations
 
-import ast
 import hashlib
+import math
 import os
-import shutil
+import re
 import sys
 import tempfile
 import traceback
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -32,10 +35,14 @@ from sphinx.errors import SphinxError
 from sphinx.util import logging
 from traitlets import default
 
+from .reach import Package
+
 logger = logging.getLogger(__name__)
 
-KEPT_CACHES = 4  # digests kept: reverting an edit costs nothing
+KEPT = 200  # executed notebooks: reverting an edit costs nothing
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+KERNEL = re.compile(r"\A(---\n.*?\bdisplay_name: *)[^,}\n]*", re.DOTALL)
+BORROWED = re.compile(r"\{glue[^}]*\}`[^`]*::|^:doc: ", re.MULTILINE)  # values of another page
 
 
 class KernelManager(AsyncKernelManager):
@@ -57,33 +64,6 @@ class ExecutionFailed(SphinxError):
     category = "Notebook execution failed"
 
 
-def strip_docstrings(tree: ast.AST) -> ast.AST:
-    """Remove the docstrings of a module, its classes and its functions, in place."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            if node.body and ast.get_docstring(node, clean=False) is not None:
-                node.body = node.body[1:] or [ast.Pass()]
-    return tree
-
-
-def file_signature(path: Path) -> bytes:
-    """Return what of a file matters for a result: a module's syntax tree, another file's bytes."""
-    if path.suffix != ".py":
-        return path.read_bytes()
-    return ast.dump(strip_docstrings(ast.parse(path.read_text(encoding="utf8")))).encode()
-
-
-def input_files(root: Path, inputs: list[str]) -> list[Path]:
-    """List the files under ``inputs`` (files or folders, relative to ``root``), in a fixed order."""
-    files: set[Path] = set()
-    for name in inputs:
-        path = root / name
-        files.update(path.rglob("*") if path.is_dir() else [path])
-    return sorted(
-        p for p in files if p.is_file() and "__pycache__" not in p.parts and p.suffix != ".pyc"
-    )
-
-
 def library_versions(names: list[str]) -> list[str]:
     """Return ``name==version`` of each library, without build tags such as ``+cpu``."""
     found = []
@@ -95,62 +75,114 @@ def library_versions(names: list[str]) -> list[str]:
     return found
 
 
-def digest(root: Path, inputs: list[str], libraries: list[str]) -> str:
-    """Return 16 hexadecimal digits that change whenever a result could."""
-    total = hashlib.sha256()
-    for line in [
-        f"python {sys.version_info[0]}.{sys.version_info[1]}",
-        *library_versions(libraries),
-    ]:
-        total.update(line.encode() + b"\n")
-    for path in input_files(root, inputs):
-        total.update(path.relative_to(root).as_posix().encode() + b"\0")
-        total.update(hashlib.sha256(file_signature(path)).digest())
-    return total.hexdigest()[:16]
+class States:
+    """The states of pages, in this state of the package, of the data and of the libraries."""
+
+    def __init__(self, root: Path, package: str, data: list[str], libraries: list[str]):
+        self.package = Package(root / package)
+        self.common = hashlib.sha256(repr(sys.version_info[:2]).encode())
+        self.common.update(repr(library_versions(libraries)).encode())
+        files = {path for name in data for path in (root / name).rglob("*")}
+        files |= {
+            path for path in (root / package).rglob("*") if path.suffix not in (".py", ".pyc")
+        }
+        for path in sorted(path for path in files if path.is_file()):
+            self.common.update(f"{path.relative_to(root).as_posix()}\0".encode())
+            self.common.update(hashlib.sha256(path.read_bytes()).digest())
+
+    def of(self, code: str) -> str:
+        """Return 16 hexadecimal digits that change whenever a result of the code could."""
+        total = self.common.copy()
+        for name in sorted(self.package.reached_from(code)):
+            total.update(f"{name}\0{self.package.modules[name].signature}\0".encode())
+        return total.hexdigest()[:16]
 
 
-def choose_cache(app: Sphinx, config) -> None:
-    """Point myst-nb at the cache of this state of the package; let notebooks import this checkout."""
+@cache
+def states(app: Sphinx) -> States:
+    """Return the states of this build."""
+    config = app.config
     root = Path(app.srcdir)
-    caches = Path(app.outdir).parent / ".jupyter_cache"
-    path = caches / digest(root, config.book_cache_inputs, config.book_cache_libraries)
-    config.nb_execution_cache_path = str(path)
-    path.mkdir(parents=True, exist_ok=True)
-    os.utime(path)
-    newest_first = sorted(
-        (p for p in caches.iterdir() if p.is_dir()), key=lambda p: -p.stat().st_mtime
-    )
-    for old in newest_first[KEPT_CACHES:]:
-        shutil.rmtree(old)
-    # An installed copy of the package must not shadow the one beside the notebooks.
-    sys.path.insert(0, str(root))
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        filter(None, [str(root), os.environ.get("PYTHONPATH")])
-    )
+    return States(root, config.book_package, config.book_data, config.book_libraries)
+
+
+def use_this_checkout(app: Sphinx, config) -> None:
+    """Let notebooks import the package beside them, not an installed copy, and use one thread each."""
+    root = str(app.srcdir)
+    sys.path.insert(0, root)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     for name in ONE_THREAD:
         os.environ[name] = "1"
 
 
-def read_notebook(app: Sphinx, docname: str):
-    """Return a page as ``(notebook, read_format)``, as myst-nb will read it, or None."""
-    path = app.env.doc2path(docname)
-    text = Path(path).read_text(encoding="utf8")
-    reader = create_nb_reader(path, app.env.myst_config, app.env.mystnb_config, text)
+def read_notebook(env, docname: str, text: str):
+    """Return a page as ``(notebook, read_format)``, as myst-nb reads it, or None."""
+    reader = create_nb_reader(env.doc2path(docname), env.myst_config, env.mystnb_config, text)
     return None if reader is None else (reader.read(text), reader.read_fmt)
 
 
+@cache
+def state_of(app: Sphinx, docname: str, text: str) -> str | None:
+    """Return the state of a page; None if it holds no code."""
+    page = read_notebook(app.env, docname, text)
+    if page is None:
+        return None
+    return states(app).of("\n".join(c.source for c in page[0].cells if c.cell_type == "code"))
+
+
+def source_of(env, docname: str) -> str:
+    """Return the text of a page."""
+    return Path(env.doc2path(docname)).read_text(encoding="utf8")
+
+
+def marked(env, docname: str, text: str, state: str | None) -> str:
+    """Return the text of a page with its state in its front matter."""
+    text, found = KERNEL.subn(rf"\g<1>{state}", text)
+    if state and not found:
+        logger.warning("its kernelspec needs a display_name", location=docname)
+    return text
+
+
+def outdated(app: Sphinx, env, added, changed, removed) -> list[str]:
+    """List the pages whose state is not the one in which they were read."""
+    return [
+        docname
+        for docname in env.found_docs - added - changed
+        if env.metadata[docname].get("state") != state_of(app, docname, source_of(env, docname))
+    ]
+
+
+def mark(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Write the state of a page that is being read into it; read it again if it shows another's values."""
+    state = state_of(app, docname, source[0])
+    app.env.metadata[docname]["state"] = state
+    if BORROWED.search(source[0]):
+        app.env.note_reread()
+    source[0] = marked(app.env, docname, source[0], state)
+
+
 def uncached(app: Sphinx, cache, docnames: list[str]) -> list[tuple]:
-    """List ``(docname, notebook, format)`` of the pages to execute, probably slowest first."""
+    """List ``(docname, notebook, format)`` of the pages to execute, slowest first."""
     missing = []
-    for docname in sorted(docnames, reverse=True):  # later chapters measure whole models
-        page = read_notebook(app, docname)
-        if page is None:
-            continue
-        try:
-            cache.match_cache_notebook(page[0])
-        except KeyError:
+    for docname in docnames:
+        text = source_of(app.env, docname)
+        text = marked(app.env, docname, text, state_of(app, docname, text))
+        page = read_notebook(app.env, docname, text)
+        if page is not None and not is_cached(cache, page[0]):
             missing.append((docname, *page))
-    return missing
+    took = {record.uri: record.data["execution_seconds"] for record in cache.list_cache_records()}
+    # What was never executed comes first, and of that the later chapters, which measure whole models.
+    missing.sort(key=lambda item: item[0], reverse=True)
+    return sorted(missing, key=lambda item: -took.get(app.env.doc2path(item[0]), math.inf))
+
+
+def is_cached(cache, notebook) -> bool:
+    """Tell whether a notebook was executed in this state."""
+    try:
+        cache.match_cache_notebook(notebook)
+    except KeyError:
+        return False
+    return True
 
 
 def execute(notebook, path: str, settings) -> tuple[float, str | None]:
@@ -191,6 +223,7 @@ def execute_all(app: Sphinx, env, docnames: list[str]) -> None:
                 continue
             logger.info("executed %s in %.1f s", docname, seconds)
             store(cache, env.doc2path(docname), notebook, read_format, seconds)
+    cache.change_cache_limit(KEPT)
     if failed:
         raise ExecutionFailed(", ".join(sorted(failed)))
 
@@ -208,13 +241,20 @@ def executed_notebook(env, docname: str) -> Path:
 
 
 def keep_outputs(app: Sphinx, doctree) -> None:
-    """Write the outputs into the notebook that myst-nb leaves: from a cache it leaves them out."""
+    """Write the outputs into the notebook that myst-nb leaves without them; note when and how long it ran."""
+    facts = app.env.metadata[app.env.docname]
     path = executed_notebook(app.env, app.env.docname)
-    if not app.env.metadata[app.env.docname].get("kernelspec") or not path.exists():
+    if not facts.get("kernelspec") or not path.exists():
         return
     cache = get_cache(app.env.mystnb_config.execution_cache_path)
-    _, notebook = cache.merge_match_into_notebook(nbformat.read(path, as_version=4))
+    notebook = nbformat.read(path, as_version=4)
+    record = cache.match_cache_notebook(notebook)
+    _, notebook = cache.merge_match_into_notebook(notebook)
     nbformat.write(notebook, path)
+    moment = record.created.replace(tzinfo=UTC)
+    facts["executed"] = (moment, record.data["execution_seconds"])
+    if moment.timestamp() < float(os.environ.get("BOOK_BUILT_AFTER") or 0):
+        logger.warning("was executed before this run began", location=app.env.docname)
 
 
 def forget_after_failure(app: Sphinx, exception) -> None:
@@ -229,9 +269,12 @@ def forget_after_failure(app: Sphinx, exception) -> None:
 
 def setup(app: Sphinx) -> None:
     """Register the settings and the hooks."""
-    app.add_config_value("book_cache_inputs", [], "env", [list])
-    app.add_config_value("book_cache_libraries", [], "env", [list])
-    app.connect("config-inited", choose_cache, priority=100)
+    app.add_config_value("book_package", "lipcore", "env", [str])
+    app.add_config_value("book_data", [], "env", [list])
+    app.add_config_value("book_libraries", [], "env", [list])
+    app.connect("config-inited", use_this_checkout)
+    app.connect("env-get-outdated", outdated)
     app.connect("env-before-read-docs", execute_all)
+    app.connect("source-read", mark)
     app.connect("doctree-read", keep_outputs, priority=100)
     app.connect("build-finished", forget_after_failure, priority=999)

@@ -5,36 +5,13 @@ from __future__ import annotations
 from typing import ClassVar
 
 from docutils import nodes
-from sphinx.addnodes import index
 from sphinx.application import Sphinx
-from sphinx.transforms import SphinxTransform
 from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.index_entries import split_index_msg
 
 logger = logging.getLogger(__name__)
-
-
-class AddIndexEntries(SphinxTransform):
-    """Put the words of ``book_index`` into the index, where the search finds them as they are written."""
-
-    default_priority = 840  # before Sphinx collects the index
-
-    def apply(self, **kwargs) -> None:
-        """Let each word of this page lead to its place: a label, or the top of the page."""
-        words = self.app.config.book_index.get(self.env.docname, {})
-        top = self.document.next_node(nodes.section)
-        named = {
-            name for node in self.document.findall(nodes.Element) for name in node.get("ids", [])
-        }
-        for label, names in words.items():
-            if label != "top" and label not in named:
-                logger.warning("book_index: no %r on this page", label, location=self.env.docname)
-                continue
-            anchor = top["ids"][0] if label == "top" else label
-            entries = [("single", str(name), anchor, "main", None) for name in names]
-            top.insert(1, index(entries=entries, inline=False))
 
 
 def keep_index_entries(app: Sphinx) -> list:
@@ -98,24 +75,16 @@ class FillThumbnails(SphinxPostTransform):
         return None
 
 
-def repository_role(name, rawtext, text, lineno, inliner, options=None, content=None):
-    """Link to a place in the repository: ``{repository}`words <path>```."""
-    words, _, path = text.rpartition("<")
-    url = inliner.document.settings.env.config.html_theme_options.get("repository_url", "").rstrip(
-        "/"
-    )
-    target = f"{url}/{path.rstrip('>').strip()}" if words else url
-    return [
-        nodes.reference(rawtext, words.strip() or text, refuri=target, classes=["external"])
-    ], []
+def name_repository(app: Sphinx, config) -> None:
+    """Let ``{repository}`words <path>``` link to a place in the repository."""
+    url = config.html_theme_options["repository_url"].rstrip("/")
+    config.extlinks = {"repository": (f"{url}/%s", "%s")}
 
 
 def setup(app: Sphinx) -> None:
-    """Register the transform, the directive and the role."""
-    app.add_config_value("book_index", {}, "env", [dict])
-    app.add_transform(AddIndexEntries)
+    """Register the directive and the hooks."""
+    app.connect("config-inited", name_repository)
     app.connect("html-collect-pages", keep_index_entries)
     app.add_node(thumbnail_node)
     app.add_directive("thumbnail", Thumbnail)
     app.add_post_transform(FillThumbnails)
-    app.add_role("repository", repository_role)

@@ -8,54 +8,64 @@ terms to ``hover.js``.
 from __future__ import annotations
 
 import json
+import posixpath
 import re
-from pathlib import Path, PurePosixPath
+from copy import deepcopy
+from pathlib import Path
 
-from bs4 import BeautifulSoup, Tag
+from lxml import etree
+from lxml.html import HtmlElement, fromstring, tostring
 from sphinx.application import Sphinx
 
-# As in hover.js.
-KINDS = "div.proof, div.exercise, div.math, figure, div.citation, div.claim, dl.glossary > dt"
+# As in hover.js: what can be shown.
+BOXES = {"proof", "exercise", "math", "citation", "claim"}
+JUNK = {"headerlink", "copybtn"}
 
 
-def parts(element: Tag) -> list[Tag]:
-    """Return what belongs to an element: a term comes with its definition."""
-    definition = element.find_next_sibling("dd") if element.name == "dt" else None
-    return [element, definition] if definition else [element]
+def classes(element: HtmlElement) -> set[str]:
+    """Return the classes of an element."""
+    return set((element.get("class") or "").split())
 
 
-def snippet(element: Tag, folder: PurePosixPath) -> str:
-    """Return an element as HTML without ids and links, its pictures named from the book's root."""
-    copy = BeautifulSoup("".join(str(part) for part in parts(element)), "html.parser")
-    for junk in copy.select("a.headerlink, .copybtn, details, script"):
-        junk.decompose()
-    for tag in copy.find_all(True):
-        tag.attrs.pop("id", None)
-        if tag.name == "img":
-            tag["src"] = "ROOT/" + normal(folder / tag["src"])
-            tag.attrs.pop("loading", None)
-        if tag.name == "a":
-            tag.name, tag.attrs = "span", {}
-    return re.sub(r"\n\s*\n", "\n", str(copy)).strip()
+def parts(element: HtmlElement) -> list[HtmlElement]:
+    """Return what is shown of an element: a term comes with its definition; of what is no box, nothing."""
+    if element.tag == "dt" and "glossary" in classes(element.getparent()):
+        return [element, element.getnext()]
+    shown = element.tag == "figure" or (element.tag == "div" and classes(element) & BOXES)
+    return [element] if shown else []
 
 
-def normal(path: PurePosixPath) -> str:
-    """Return a path without ``..``."""
-    kept: list[str] = []
-    for part in path.parts:
-        kept = kept[:-1] if part == ".." else [*kept, part]
-    return "/".join(kept)
+def snippet(elements: list[HtmlElement], folder: str) -> str:
+    """Return elements as HTML without ids and links, their pictures named from the book's root."""
+    copies = [deepcopy(element) for element in elements]
+    for tag in [tag for part in copies for tag in part.iter(etree.Element)]:
+        tag.attrib.pop("id", None)
+        if tag.tag in ("details", "script") or classes(tag) & JUNK:
+            tag.drop_tree()
+        elif tag.tag == "img":
+            tag.set("src", "ROOT/" + posixpath.normpath(posixpath.join(folder, tag.get("src"))))
+            tag.attrib.pop("loading", None)
+        elif tag.tag == "a":
+            tag.tag = "span"
+            tag.attrib.clear()
+    text = "".join(tostring(part, encoding="unicode", with_tail=False) for part in copies)
+    return re.sub(r"\n\s*\n", "\n", text).strip()
+
+
+def article_of(html: str) -> str:
+    """Return what of a page is its own."""
+    return html[html.find("<article") : html.find("</article>")]
 
 
 def linked(pages: dict[str, str]) -> dict[str, set[str]]:
     """Return the ids on each page to which another page refers."""
     wanted: dict[str, set[str]] = {}
     for docname, html in pages.items():
-        folder = PurePosixPath(docname).parent
-        article = html[html.find("<article") : html.find("</article>")]
-        for href in re.findall(r'<a class="[^"]*\binternal\b[^"]*" href="([^"]+#[^"]+)"', article):
+        folder = posixpath.dirname(docname)
+        pattern = r'<a class="[^"]*\binternal\b[^"]*" href="([^"]+#[^"]+)"'
+        for href in re.findall(pattern, article_of(html)):
             page, _, anchor = href.partition("#")
-            target = normal(folder / page).removesuffix(".html")
+            target = posixpath.normpath(posixpath.join(folder, page)).removesuffix(".html")
             if page and target in pages:
                 wanted.setdefault(target, set()).add(anchor)
     return wanted
@@ -63,9 +73,11 @@ def linked(pages: dict[str, str]) -> dict[str, set[str]]:
 
 def previews(html: str, anchors: set[str], docname: str) -> dict[str, str]:
     """Return the snippets of one page by id."""
-    page = BeautifulSoup(html, "html.parser")
-    found = [(e, e.get("id")) for e in page.select(KINDS)]
-    return {name: snippet(e, PurePosixPath(docname).parent) for e, name in found if name in anchors}
+    article = fromstring(article_of(html))
+    found = {name: article.get_element_by_id(name, None) for name in sorted(anchors)}
+    shown = {name: parts(element) for name, element in found.items() if element is not None}
+    folder = posixpath.dirname(docname)
+    return {name: snippet(elements, folder) for name, elements in shown.items() if elements}
 
 
 def write_previews(app: Sphinx, exception) -> None:

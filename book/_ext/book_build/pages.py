@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from urllib.parse import quote
@@ -9,8 +10,6 @@ from urllib.parse import quote
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.nodes import make_refnode
-
-from .downloads import release
 
 REPEATED_IDS = ("proof-content", "proof", "solution-content", "exercise-content")
 PUBLISHED_BRANCH = "gh-pages"  # where the built pages, and the notebooks beside them, are published
@@ -29,10 +28,8 @@ def unique_ids(app: Sphinx, doctree: nodes.document) -> None:
 def colab_url(repository: str, docname: str) -> str:
     """Return the address at which Colab opens the published notebook of a page."""
     owner_and_name = "/".join(repository.rstrip("/").split("/")[-2:])
-    path = quote("/".join(filter(None, [release(), "_sources", f"{docname}.ipynb"])))
-    return (
-        f"https://colab.research.google.com/github/{owner_and_name}/blob/{PUBLISHED_BRANCH}/{path}"
-    )
+    path = f"blob/{PUBLISHED_BRANCH}/_sources/{quote(docname)}.ipynb"
+    return f"https://colab.research.google.com/github/{owner_and_name}/{path}"
 
 
 def repair_buttons(app: Sphinx, pagename, templatename, context, doctree) -> None:
@@ -66,19 +63,15 @@ def own_templates(app: Sphinx, config) -> None:
 
 
 def public_names(app: Sphinx, env, node, contnode):
-    """Let ``lipcore.name`` refer to where the reference documents it, such as ``lipcore.spectral.name``."""
-    target = node.get("reftarget", "")
-    if node.get("refdomain") != "py" or not target.startswith("lipcore."):
+    """Let ``lipcore.name``, ``lipcore.bounds.name`` or ``name`` refer to the module where it is documented."""
+    package, _, name = node.get("reftarget", "").rpartition(".")
+    if node.get("refdomain") != "py" or not f"{package or 'lipcore'}.".startswith("lipcore."):
         return None
-    name = target.rpartition(".")[2]
-    homes = [
-        k
-        for k in env.get_domain("py").objects
-        if k.startswith("lipcore.") and k.endswith(f".{name}")
-    ]
+    objects = env.get_domain("py").objects
+    homes = [k for k in objects if k.startswith("lipcore.") and k.endswith(f".{name}")]
     if len(homes) != 1:
         return None
-    home = env.get_domain("py").objects[homes[0]]
+    home = objects[homes[0]]
     return make_refnode(app.builder, node["refdoc"], home.docname, home.node_id, contnode, homes[0])
 
 
@@ -87,10 +80,16 @@ def shapes_are_no_emphasis(app: Sphinx, what, name, obj, options, lines: list[st
     lines[:] = [re.sub(r"(?<=[(\s])\*(?=\w+[,)])", r"\\*", line) for line in lines]
 
 
+def write_on_all_cores(app: Sphinx, env) -> None:
+    """Write pages in parallel; they are read one after the other."""
+    app.parallel = os.cpu_count() or 1
+
+
 def setup(app: Sphinx) -> None:
     """Register the hooks; the theme makes its buttons at priority 501."""
     app.connect("config-inited", own_templates)
     app.connect("doctree-read", unique_ids)
+    app.connect("env-updated", write_on_all_cores)
     app.connect("missing-reference", public_names)
     app.connect(
         "autodoc-process-docstring", shapes_are_no_emphasis, priority=100

@@ -85,6 +85,8 @@ class Converter:
     def _directive(self, opening: re.Match, body: list[str]) -> list[str]:
         options, content = _options(body)
         name, argument = opening["name"], self._prose(opening["argument"].strip())
+        if name == "index":
+            return []
         if name == "math":
             return self._display("\n".join(content), options.get("label", ""))
         if name in ("figure", "image"):

@@ -3,8 +3,8 @@
 Made by :mod:`.editions`. The theme stays behind: the articles are put one after
 the other with a style sheet for paper, ids and links are made unique so that every reference leads to
 a page of the same file, folded proofs and solutions are open, and code that only draws is left out.
-The browser typesets the mathematics once and prints twice: the page numbers that the first
-printing shows go into the table of contents of the second.
+The browser typesets the mathematics once and prints the whole once: the page numbers that this shows go into the
+table of contents, which is printed again without the rest and takes the place of the first.
 """
 
 from __future__ import annotations
@@ -21,14 +21,20 @@ from datetime import date
 from pathlib import Path
 from urllib.parse import quote, unquote, urlparse
 
+import pikepdf
 import yaml
 from bs4 import BeautifulSoup, Tag
 
-from .packed import pack
+from .hover import article_of
 
 LEFT_OUT = "script, style, template, canvas, iframe, button, a.headerlink, .d-print-none, .no-print, .toggle-button"
-HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
-READY = "() => MathJax.startup.promise.then(() => document.fonts.ready).then(() => true)"
+SCALE = 0.9  # of paper to screen
+COLUMN = round(627 / SCALE)  # the column of an A4 page, in pixels of the screen
+# Typeset; without the hidden MathML beside each formula, which no PDF shows and which is wider than its line.
+READY = """() => MathJax.startup.promise.then(() => document.fonts.ready).then(() => {
+  document.querySelectorAll('mjx-assistive-mml').forEach((e) => e.remove());
+  return true;
+})"""
 
 # Wide formulas, tables and figures are made to fit the column; a row of code may break anywhere.
 FIT = """() => {
@@ -66,11 +72,14 @@ CLIPPED = """() => {
     (e) => e.tagName.toLowerCase() + ' ' + e.textContent.trim().slice(0, 60));
 }"""
 
-# Fill in the page numbers of the table of contents; return what has none.
-NUMBER = """(numbers) => [...document.querySelectorAll('.toc-page')].filter((e) => {
-  e.textContent = numbers[e.dataset.target] ?? '?';
-  return e.textContent === '?';
-}).map((e) => e.dataset.target)"""
+# Fill in the page numbers of the table of contents, and hide all else; return what has no number.
+NUMBER = """(numbers) => {
+  document.querySelector('main').style.display = 'none';
+  return [...document.querySelectorAll('.toc-page')].filter((e) => {
+    e.textContent = numbers[e.dataset.target] ?? '?';
+    return e.textContent === '?';
+  }).map((e) => e.dataset.target);
+}"""
 
 # TeX that was not typeset, and roles and references that were not resolved, outside code and mathematics.
 LEFT = r"""() => {
@@ -124,10 +133,8 @@ class Reader:
 
     def chapter(self, docname: str) -> Chapter:
         """Return one page without what only a screen needs."""
-        page = BeautifulSoup(
-            (self.site / f"{docname}.html").read_text(encoding="utf8"), "html.parser"
-        )
-        article = page.select_one("article.bd-article") or page.select_one("article")
+        page = article_of((self.site / f"{docname}.html").read_text(encoding="utf8"))
+        article = BeautifulSoup(page, "lxml").article
         self._strip(article)
         self._unfold(article)
         self._address(article, docname)
@@ -296,20 +303,17 @@ def headings_in_order(page) -> list[str]:
 
 def outline_pages(path: Path) -> list[tuple[str, int]]:
     """Return the titles in the outline of a PDF and their pages, counted from one, in order."""
-    import pypdf
+    with pikepdf.open(path) as pdf, pdf.open_outline() as outline:
+        numbers = {page.objgen: number for number, page in enumerate(pdf.pages, 1)}
 
-    reader = pypdf.PdfReader(path)
+        def walk(items) -> list[tuple[str, int]]:
+            found = []
+            for item in items:
+                found.append((item.title, numbers[item.destination[0].objgen]))
+                found += walk(item.children)
+            return found
 
-    def walk(items) -> list[tuple[str, int]]:
-        found = []
-        for item in items:
-            if isinstance(item, list):
-                found += walk(item)
-            else:
-                found.append((str(item.title), reader.get_destination_page_number(item) + 1))
-        return found
-
-    return walk(reader.outline)
+        return walk(outline.root)
 
 
 def browser_path() -> str | None:
@@ -343,8 +347,9 @@ def print_document(browser, source: Path, target: Path) -> None:
         "print_background": True,
         "outline": True,
         "tagged": True,
+        "scale": SCALE,
     }
-    page = browser.new_page(viewport={"width": 627, "height": 950})  # the column of an A4 page
+    page = browser.new_page(viewport={"width": COLUMN, "height": 950})
     page.set_default_timeout(300_000)
     page.emulate_media(media="print")
     failed: list[str] = []
@@ -366,20 +371,38 @@ def print_document(browser, source: Path, target: Path) -> None:
     missing = page.evaluate(NUMBER, numbers)
     if missing:
         raise RuntimeError(f"sections without a page: {missing}")
-    page.pdf(path=target, **options)
+    contents = target.with_suffix(".contents.pdf")
+    page.pdf(path=contents, **options)
     page.close()
-    if outline_pages(target) != outline:
-        raise RuntimeError("the page numbers moved when they were filled in")
+    replace_first_pages(target, contents)
+
+
+def replace_first_pages(path: Path, replacement: Path) -> None:
+    """Put what the pages of one PDF show in the place of what the first pages of another show.
+
+    Links, outline and tags stay: they are right as long as both show the same pieces of text in the same order.
+    """
+    with pikepdf.open(path, allow_overwriting_input=True) as pdf, pikepdf.open(replacement) as new:
+        for old, page in zip(pdf.pages[: len(new.pages)], new.pages, strict=True):
+            if marks(old) != marks(page):
+                raise RuntimeError("the table of contents moved when its numbers were filled in")
+            for key in ("/Contents", "/Resources"):
+                old[key] = pdf.copy_foreign(new.make_indirect(page[key]))
+        pdf.save(path)
+
+
+def marks(page: pikepdf.Page) -> list[bytes]:
+    """Return the numbers by which the tags of a PDF refer to the pieces of text on a page."""
+    page.contents_coalesce()
+    return re.findall(rb"/MCID (\d+)", page.Contents.read_bytes())
 
 
 def finish(path: Path, author: str) -> None:
-    """Write the author into the file, and make it small."""
-    path.write_bytes(
-        pack(
-            path.read_bytes(),
-            {"Author": author, "Subject": "The Lipschitz constant of self-attention"},
-        )
-    )
+    """Write the author into the file, and make it small: most of it are little objects that say what is a heading."""
+    with pikepdf.open(path, allow_overwriting_input=True) as pdf:
+        pdf.docinfo["/Author"] = author
+        pdf.docinfo["/Subject"] = "The Lipschitz constant of self-attention"
+        pdf.save(path, object_stream_mode=pikepdf.ObjectStreamMode.generate)
 
 
 def make(root: Path, site: Path) -> Path:

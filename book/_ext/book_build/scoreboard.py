@@ -1,7 +1,7 @@
 """``{scoreboard}``: every claim of the book, collected from the outputs of the executed pages.
 
-A cell whose value is a :class:`lipcore.lab.claims.Claim` leaves it in the notebook as the MIME type
-``application/vnd.lipcore.claim+json``. Nothing in the table is typed by hand.
+A cell whose value is a :class:`lipcore.lab.claims.Claim` leaves it in the notebook as data with a MIME type of
+its own. Nothing in the table is typed by hand.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
+from lipcore.lab.claims import MIME_TYPE, STATUSES, format_ratio
+
 from .execution import executed_notebook
 from .tables import build_table
 
 logger = logging.getLogger(__name__)
 
-MIME_TYPE = "application/vnd.lipcore.claim+json"
-STATUSES = ("proved", "checked", "fails", "open")  # from the strongest down
 PAPER_KEY = "castin2024"  # the work that the source "paper" means
 MATHS = re.compile(r"\$([^$]+)\$")
 CLAIM_BOX = re.compile(
@@ -45,22 +45,8 @@ class Scoreboard(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         """Leave a place for the table."""
-        boards(self.env).add(self.env.docname)
+        self.env.metadata[self.env.docname]["scoreboard"] = True
         return [scoreboard_node(chosen=dict(self.options))]
-
-
-def claims_of(env) -> dict[str, list[dict]]:
-    """Return the claims of each page read so far."""
-    if not hasattr(env, "book_claims"):
-        env.book_claims = {}
-    return env.book_claims
-
-
-def boards(env) -> set[str]:
-    """Return the pages that show a scoreboard."""
-    if not hasattr(env, "book_scoreboards"):
-        env.book_scoreboards = set()
-    return env.book_scoreboards
 
 
 def find_claims(notebook) -> list[dict]:
@@ -81,23 +67,16 @@ def collect(app: Sphinx, doctree: nodes.document) -> None:
             logger.warning(
                 "claim %r is stated %d times on one page", key, times, location=env.docname
             )
-    claims_of(env)[env.docname] = found
-
-
-def purge(app: Sphinx, env, docname: str) -> None:
-    """Forget a page that is read again or gone."""
-    claims_of(env).pop(docname, None)
-    boards(env).discard(docname)
+    env.metadata[env.docname]["claims"] = found
 
 
 def update_boards(app: Sphinx, env) -> list[str]:
-    """Write the scoreboards again; their mathematics needs MathJax even if the prose has none."""
-    for docname in boards(env):
+    """Write the scoreboards again; claims and scoreboards need MathJax even if the prose has no formulas."""
+    boards = {docname for docname in env.found_docs if "scoreboard" in env.metadata[docname]}
+    stating = {docname for docname in env.found_docs if env.metadata[docname].get("claims")}
+    for docname in boards | stating:
         env.get_domain("math").data["has_equations"][docname] = True
-    for docname, found in claims_of(env).items():
-        if found:
-            env.get_domain("math").data["has_equations"][docname] = True
-    return sorted(boards(env))
+    return sorted(boards)
 
 
 def reading_order(env) -> list[str]:
@@ -113,7 +92,7 @@ def merge(env) -> list[dict]:
     """Return one record a claim, in reading order, with every page that shows it."""
     merged: dict[str, dict] = {}
     for docname in reading_order(env):
-        for item in claims_of(env).get(docname, []):
+        for item in env.metadata[docname].get("claims", []):
             record = merged.setdefault(item["key"], {**item, "pages": []})
             combine(record, item, docname)
     return list(merged.values())
@@ -157,13 +136,6 @@ def source_cell(source: str, docname: str) -> list[nodes.Node]:
     return [target]
 
 
-def ratio_text(ratio: float | None) -> str:
-    """Return a ratio with four digits; one below 1 never reads as 1."""
-    if ratio is None:
-        return "–"
-    return "0.9999" if 0.9999 < ratio < 1 else f"{ratio:.4g}"
-
-
 class FillScoreboards(SphinxPostTransform):
     """Put the tables in, before references are resolved."""
 
@@ -202,7 +174,7 @@ class FillScoreboards(SphinxPostTransform):
             statement,
             source_cell(record["source"], self.env.docname),
             [status],
-            [nodes.Text(ratio_text(record["ratio"]))],
+            [nodes.Text("–" if record["ratio"] is None else format_ratio(record["ratio"]))],
             self.links(record),
         ]
 
@@ -221,7 +193,7 @@ def link_to_board(app: Sphinx, pagename, templatename, context, doctree) -> None
     """Let each claim's box lead to its row on the scoreboard."""
     whole = app.config.book_scoreboard_page
     body = context.get("body")
-    if app.builder.name != "html" or not body or whole not in boards(app.env):
+    if app.builder.name != "html" or not body or whole not in app.env.found_docs:
         return
     uri = app.builder.get_relative_uri(pagename, whole)
 
@@ -250,6 +222,5 @@ def setup(app: Sphinx) -> None:
     app.add_directive("scoreboard", Scoreboard)
     app.add_post_transform(FillScoreboards)
     app.connect("doctree-read", collect)
-    app.connect("env-purge-doc", purge)
     app.connect("env-updated", update_boards)
     app.connect("html-page-context", link_to_board, priority=600)

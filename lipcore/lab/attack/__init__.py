@@ -1,20 +1,19 @@
-"""Attempts to break every bound of :mod:`lipcore.bounds`: the truth is held against each on many inputs.
+"""Attempts to break every bound of :mod:`lipcore.bounds`: each is held against the truth.
 
-``python -m lipcore.lab.attack`` runs it; ``--replay ARENA SEED INDEX`` runs one problem again.
+``python -m lipcore.lab.attack`` runs them; ``--replay SETTING SEED INDEX`` runs one problem again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import torch
+from tqdm import tqdm
 
 from lipcore._checks import check_count
-from lipcore._progress import bar
-from lipcore.lab.attack.arenas import ARENAS, Outcome
-from lipcore.lab.attack.contestants import witness_kim2021_restated, witness_released_compute_bound
+from lipcore.lab._threads import one_thread
+from lipcore.lab.attack.candidates import witness_kim2021_restated, witness_released_compute_bound
+from lipcore.lab.attack.settings import SETTINGS, Outcome
 
 __all__ = ["KNOWN_FAILURES", "TOLERANCE", "Outcome", "Row", "attack", "replay"]
 
@@ -31,8 +30,8 @@ KNOWN_FAILURES: dict[str, tuple[str, Callable[[], float]]] = {
         witness_kim2021_restated,
     ),
 }
-#: Problems of each arena for one hundred of the main one.
-_SHARES = {"main": 100, "lower": 100, "layer": 20, "l2": 20, "softmax": 5}
+#: Problems of each setting for one hundred heads.
+_SHARES = {"head": 100, "lower": 100, "layer": 20, "l2": 20, "softmax": 5}
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,9 @@ class Row:
         Inputs at which it was held against the truth.
     ratio : float
         Largest truth over upper bound, or lower bound over truth: at most one if the bound holds.
-    rough_ratio : float
-        The same among problems with a ≥ 1: at a = 0 attention is an average, and most bounds are exact.
+    large_a_ratio : float
+        The same among problems with a ≥ 1: at a = 0 attention is an average, and most bounds are
+        exact.
     status : {"holds", "fails", "known failure"}
     where, replay : str
         The problem of the largest ratio, and the arguments that run it again.
@@ -57,25 +57,28 @@ class Row:
     source: str
     tries: int
     ratio: float
-    rough_ratio: float
+    large_a_ratio: float
     status: str
     where: str
     replay: str
 
 
 def attack(
-    *, problems: int = 1000, seed: int = 0, arenas: Mapping[str, Callable[[int, int], Iterator[Outcome]]] | None = None,
+    *,
+    problems: int = 1000,
+    seed: int = 0,
+    settings: Mapping[str, Callable[[int, int], Iterator[Outcome]]] | None = None,
     progress: bool = True,
-) -> list[Row]:  # fmt: skip
+) -> list[Row]:
     """Attack every bound.
 
     Parameters
     ----------
     problems : int
-        Problems of the main arena, about a hundred inputs each; the other arenas get their share.
+        Heads, with about a hundred inputs each; the other settings get their share.
     seed : int
-    arenas : mapping of str to callable, optional
-        What to run instead of ``lipcore.lab.attack.arenas.ARENAS``.
+    settings : mapping of str to callable, optional
+        What to run instead of ``lipcore.lab.attack.settings.SETTINGS``.
     progress : bool
         Whether to show a progress bar.
 
@@ -96,27 +99,27 @@ def attack(
     True
     """
     check_count("problems", problems)
-    arenas = ARENAS if arenas is None else arenas
+    settings = SETTINGS if settings is None else settings
     plan = [
         (name, index)
-        for name in arenas
+        for name in settings
         for index in range(max(1, problems * _SHARES.get(name, 100) // 100))
     ]
     found: dict[str, list[tuple[Outcome, str]]] = {}
-    with _one_thread():
-        for name, index in bar(plan, show=progress, desc="attack", leave=False):
-            for outcome in arenas[name](seed, index):
+    with one_thread():
+        for name, index in tqdm(plan, desc="attack", leave=False, disable=not progress):
+            for outcome in settings[name](seed, index):
                 found.setdefault(outcome.bound, []).append((outcome, f"{name} {seed} {index}"))
     return [_row(bound, outcomes) for bound, outcomes in found.items()]
 
 
-def replay(arena: str, seed: int, index: int) -> list[Outcome]:
+def replay(setting: str, seed: int, index: int) -> list[Outcome]:
     """Run one problem again.
 
     Parameters
     ----------
-    arena : str
-        A key of ``lipcore.lab.attack.arenas.ARENAS``.
+    setting : str
+        A key of ``lipcore.lab.attack.settings.SETTINGS``.
     seed, index : int
 
     Returns
@@ -126,55 +129,40 @@ def replay(arena: str, seed: int, index: int) -> list[Outcome]:
     Raises
     ------
     ValueError
-        If there is no such arena.
+        If there is no such setting.
 
     Examples
     --------
     >>> replay("softmax", 0, 3) == replay("softmax", 0, 3)
     True
     """
-    if arena not in ARENAS:
-        raise ValueError(f"arena: expected one of {', '.join(ARENAS)}, got {arena!r}")
-    return list(ARENAS[arena](seed, index))
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """The matrices are small: threads would wait for one another more than work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+    if setting not in SETTINGS:
+        raise ValueError(f"setting: expected one of {', '.join(SETTINGS)}, got {setting!r}")
+    return list(SETTINGS[setting](seed, index))
 
 
 def _row(bound: str, outcomes: list[tuple[Outcome, str]]) -> Row:
-    worst, where = max(outcomes, key=lambda pair: pair[0].ratio)
-    tries, ratio = sum(outcome.tries for outcome, _ in outcomes), worst.ratio
-    rough = max((outcome.ratio for outcome, _ in outcomes if outcome.rough), default=0.0)
-    if bound in KNOWN_FAILURES:
-        place, witness = KNOWN_FAILURES[bound]
-        if witness() > ratio:
-            return Row(
-                bound,
-                worst.source,
-                tries + 1,
-                witness(),
-                witness(),
-                "known failure",
-                place,
-                "witness",
-            )
-        return Row(
-            bound,
-            worst.source,
-            tries,
-            ratio,
-            rough,
-            "known failure",
-            f"{worst.where}; witness: {place}",
-            where,
-        )
-    status = "holds" if ratio <= 1 + TOLERANCE else "fails"
-    return Row(bound, worst.source, tries, ratio, rough, status, worst.where, where)
+    worst, place = max(outcomes, key=lambda pair: pair[0].ratio)
+    row = Row(
+        bound=bound,
+        source=worst.source,
+        tries=sum(outcome.tries for outcome, _ in outcomes),
+        ratio=worst.ratio,
+        large_a_ratio=max((o.ratio for o, _ in outcomes if o.large_a), default=0.0),
+        status="holds" if worst.ratio <= 1 + TOLERANCE else "fails",
+        where=worst.where,
+        replay=place,
+    )
+    return _known_failure(row) if bound in KNOWN_FAILURES else row
+
+
+def _known_failure(row: Row) -> Row:
+    """The row of a formula that is no bound: its witness counts as one more input."""
+    where, witness = KNOWN_FAILURES[row.bound]
+    row = replace(row, status="known failure")
+    ratio = witness()
+    if ratio <= row.ratio:
+        return replace(row, where=f"{row.where}; witness: {where}")
+    return replace(
+        row, tries=row.tries + 1, ratio=ratio, large_a_ratio=ratio, where=where, replay="witness"
+    )

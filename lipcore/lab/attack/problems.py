@@ -1,9 +1,9 @@
-"""What the attack is made against: a head, a set of inputs, and first guesses at the worst of them."""
+"""What bounds are attacked with: a head, a set of inputs, and guesses at the worst of them."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -11,7 +11,8 @@ from torch import Tensor
 from lipcore.bounds import score_gap
 from lipcore.lab.attack.truth import dense_jacobian, frobenius_norm, own_query_norm
 
-#: tokens: n tokens; counts: few distinct tokens, repeated, n in all; measure: any masses; causal: n tokens, masked.
+#: tokens: n tokens; counts: few distinct tokens in copies, n in all; measure: any masses;
+#: causal: n tokens, masked.
 KINDS = ("tokens", "counts", "measure", "causal")
 SHAPES = (
     "general",
@@ -22,7 +23,10 @@ SHAPES = (
     "multiple of I",
     "zero",
 )
+#: Inputs that are drawn at once.
 INPUTS = 25
+#: Masses are at least e to the power of minus this.
+_LARGEST_LOG_MASS = 24.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,12 +55,12 @@ class Problem:
         """Whether tokens see the past only."""
         return self.kind == "causal"
 
-    @property
+    @cached_property
     def norm_a(self) -> float:
         """‖A‖₂."""
         return torch.linalg.matrix_norm(self.A, 2).item()
 
-    @property
+    @cached_property
     def norm_v(self) -> float:
         """‖V‖₂."""
         return torch.linalg.matrix_norm(self.V, 2).item()
@@ -66,6 +70,17 @@ class Problem:
         """a = ‖A‖₂R²."""
         return self.norm_a * self.radius**2
 
+    @property
+    def smallest_log_mass(self) -> float:
+        """Logarithm of the smallest mass to try: the worst measures have masses down to e^(−2a)."""
+        return -min(2 * self.size, _LARGEST_LOG_MASS)
+
+    def quantities(self) -> dict[str, object]:
+        """What bounds may ask for; a measure has no n."""
+        n = None if self.kind == "measure" else self.n
+        names = ("A", "V", "radius", "norm_a", "norm_v", "causal")
+        return {"n": n, **{name: getattr(self, name) for name in names}}
+
     def describe(self) -> str:
         """One line for the reader of the table."""
         return f"{self.kind}, A {self.shape}, d={len(self.A)}, n={self.n:.4g}, a={self.size:.3g}"
@@ -73,7 +88,14 @@ class Problem:
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """A batch of inputs of one problem: tokens (K, n, d) and, but for plain tokens, their counts or masses (K, n)."""
+    """A batch of inputs of one problem.
+
+    Attributes
+    ----------
+    X : Tensor, shape (K, n, d)
+    masses : Tensor, shape (K, n), optional
+        Counts or masses of the tokens, but for plain tokens.
+    """
 
     X: Tensor
     masses: Tensor | None = None
@@ -89,8 +111,10 @@ class Inputs:
 
 
 def truth(problem: Problem, inputs: Inputs) -> Tensor:
-    """The local Lipschitz constant at each input, in the norm of the problem's kind: shape (K,)."""
-    A, V, X = problem.A, problem.V, inputs.X
+    """The local Lipschitz constant at each input, in the norm of the problem's kind: (K,)."""
+    A = problem.A
+    V = problem.V
+    X = inputs.X
     if inputs.masses is None:
         return frobenius_norm(dense_jacobian(A, V, X, causal=problem.causal))
     log_masses = inputs.masses.log() - inputs.masses.sum(-1, keepdim=True).log()
@@ -103,54 +127,49 @@ def truth(problem: Problem, inputs: Inputs) -> Tensor:
 
 def make_problem(generator: torch.Generator) -> Problem:
     """A random problem: every kind, every shape, scores from tiny to huge."""
-    kind, shape = _choice(KINDS, generator), _choice(SHAPES, generator)
-    d, p = _integer(1, 4, generator), _integer(1, 4, generator)
+    kind = _choice(KINDS, generator)
+    shape = _choice(SHAPES, generator)
+    d = _integer(1, 4, generator)
+    p = _integer(1, 4, generator)
     n = _integer(1, 7, generator)
-    if kind == "causal" and _uniform(generator) < 0.3:
-        d, p, n = _integer(1, 2, generator), 1, _integer(8, 24, generator)
+    if kind == "causal" and _uniform(generator) < 0.3:  # few dimensions, many tokens
+        d = _integer(1, 2, generator)
+        p = 1
+        n = _integer(8, 24, generator)
     radius = 10 ** (2 * _uniform(generator) - 1)
     A = _score_matrix(shape, d, generator)
     a = _score_size(kind, generator)
     norm = torch.linalg.matrix_norm(A, 2).item()
     A = A * (a / radius**2 / norm) if norm else A
-    problem = Problem(kind, shape, A, _value_matrix(p, d, generator), radius, n)
-    return (
-        replace(problem, n=int(10 ** (1 + 11 * _uniform(generator))))
-        if kind == "counts"
-        else problem
-    )
+    V = _value_matrix(p, d, generator)
+    if kind == "counts":
+        n = int(10 ** (1 + 11 * _uniform(generator)))
+    return Problem(kind, shape, A, V, radius, n)
 
 
-def first_inputs(problem: Problem, generator: torch.Generator, count: int = INPUTS) -> Inputs:
-    """Random tokens in the ball and on its sphere, and tokens along the directions in which A does most."""
+def first_inputs(problem: Problem, generator: torch.Generator) -> Inputs:
+    """Random tokens in the ball and on its sphere, and tokens along the directions of A."""
     d = len(problem.A)
     n = _integer(2, 4, generator) if problem.kind in ("counts", "measure") else problem.n
-    X = _normal(generator, count, n, d)
-    X = X / X.norm(dim=-1, keepdim=True)
-    inner = torch.rand(count // 3, n, 1, generator=generator, dtype=X.dtype) ** (1 / d)
+    sphere = _normal(generator, INPUTS, n, d)
+    sphere = sphere / sphere.norm(dim=-1, keepdim=True)
+    shrink = _uniforms(generator, INPUTS // 3, n, 1) ** (1 / d)
+    along = INPUTS // 2
     directions = _directions(problem.A)
-    index = torch.randint(len(directions), (count // 2, n), generator=generator)
-    lengths = (
-        torch.rand(count // 2, n, 1, generator=generator, dtype=X.dtype).clamp(min=0.5) * 2 - 1
-    )
-    lengths = torch.where(torch.rand(count // 2, 1, 1, generator=generator) < 0.7, 1.0, lengths)
-    X = torch.cat(
-        [directions[index] * lengths, X[count // 2 : -len(inner)], X[-len(inner) :] * inner]
-    )
-    return Inputs(problem.radius * X, _masses(problem, n, count, generator))
+    index = torch.randint(len(directions), (along, n), generator=generator)
+    lengths = _uniforms(generator, along, n, 1).clamp(min=0.5) * 2 - 1
+    lengths = torch.where(torch.rand(along, 1, 1, generator=generator) < 0.7, 1.0, lengths)
+    ball = sphere[-len(shrink) :] * shrink
+    X = torch.cat([directions[index] * lengths, sphere[along : -len(shrink)], ball])
+    return Inputs(problem.radius * X, _masses(problem, n, generator))
 
 
-def mutate(
-    problem: Problem, best: Inputs, size: float, generator: torch.Generator, count: int = INPUTS
-) -> Inputs:
-    """``count`` inputs near the best ones."""
-    parent = torch.randint(len(best.X), (count,), generator=generator)
-    chosen = best.pick(parent)
+def perturbed(problem: Problem, best: Inputs, size: float, generator: torch.Generator) -> Inputs:
+    """Inputs near the best ones: moves of ``size`` radii, of some of the tokens."""
+    chosen = best.pick(torch.randint(len(best.X), (INPUTS,), generator=generator))
     step = size * problem.radius * _normal(generator, *chosen.X.shape)
-    step = step * (
-        torch.rand(count, chosen.X.shape[1], 1, generator=generator) < 0.7
-    )  # some tokens stay
-    X = chosen.X + step
+    moves = torch.rand(*chosen.X.shape[:2], 1, generator=generator) < 0.7
+    X = chosen.X + step * moves
     X = X / (X.norm(dim=-1, keepdim=True) / problem.radius).clamp(min=1.0)
     if chosen.masses is None:
         return Inputs(X)
@@ -158,12 +177,12 @@ def mutate(
     return Inputs(X, _normalised(problem, chosen.masses * factor))
 
 
-def _masses(problem: Problem, n: int, count: int, generator: torch.Generator) -> Tensor | None:
+def _masses(problem: Problem, n: int, generator: torch.Generator) -> Tensor | None:
     """Masses that spread over many orders of magnitude, as the worst measures do."""
     if problem.kind not in ("counts", "measure"):
         return None
-    reach = min(2 * problem.size + 2, 24.0)
-    masses = (-reach * torch.rand(count, n, generator=generator, dtype=torch.float64)).exp()
+    log_spread = min(2 * problem.size + 2, _LARGEST_LOG_MASS)
+    masses = (-log_spread * _uniforms(generator, INPUTS, n)).exp()
     return _normalised(problem, masses)
 
 
@@ -171,19 +190,20 @@ def _normalised(problem: Problem, masses: Tensor) -> Tensor:
     """Masses that sum to one; or whole numbers, at least one each, that sum to n."""
     masses = masses / masses.sum(-1, keepdim=True)
     if problem.kind == "measure":
-        return masses.clamp(min=1e-22)
+        return masses
     counts = (masses * problem.n).floor().clamp(min=1)
     largest = counts.argmax(-1, keepdim=True)
     return counts.scatter_add(-1, largest, problem.n - counts.sum(-1, keepdim=True))
 
 
 def _directions(A: Tensor) -> Tensor:
-    """Unit vectors (m, d): the score gap's pair, real eigenvectors, singular vectors, and an axis; both signs."""
+    """± unit vectors (m, d): the score gap's pair, eigenvectors, singular vectors, an axis."""
     _, u = score_gap(A)
     values, vectors = torch.linalg.eig(A)
     left, _, right = torch.linalg.svd(A)
-    rows = torch.cat([u[None], (A @ u)[None], vectors[:, values.imag == 0].real.mT, left[:, :1].mT, right[:1],
-                      torch.eye(len(A), dtype=A.dtype)[:1]])  # fmt: skip
+    axis = torch.eye(len(A), dtype=A.dtype)[0]
+    eigenvectors = vectors[:, values.imag == 0].real.mT
+    rows = torch.stack([u, A @ u, *eigenvectors, left[:, 0], right[0], axis])
     rows = rows[rows.norm(dim=-1) > 0]
     rows = rows / rows.norm(dim=-1, keepdim=True)
     return torch.cat([rows, -rows])
@@ -205,17 +225,21 @@ def _score_matrix(shape: str, d: int, generator: torch.Generator) -> Tensor:
 
 
 def _score_size(kind: str, generator: torch.Generator) -> float:
-    """a = ‖A‖R²: from 1e-3 to 12, sometimes tiny or huge (masses then leave float64's range: not for measures)."""
+    """a = ‖A‖R²: from 1e-3 to 12, sometimes tiny or huge.
+
+    Huge not for measures, whose masses would leave float64's range.
+    """
     draw = _uniform(generator)
     if draw < 0.05:
         return 1e-8
     if draw < 0.15 and kind != "measure":
         return 10 ** (2 + 4 * _uniform(generator))
-    return math.exp(math.log(1e-3) + (math.log(12) - math.log(1e-3)) * _uniform(generator) ** 0.5)
+    return 1e-3 * 12e3 ** (_uniform(generator) ** 0.5)
 
 
 def _value_matrix(p: int, d: int, generator: torch.Generator) -> Tensor:
-    draw, V = _uniform(generator), _normal(generator, p, d)
+    draw = _uniform(generator)
+    V = _normal(generator, p, d)
     if draw < 0.4:
         return torch.eye(p, d, dtype=V.dtype)
     if draw < 0.6:
@@ -227,8 +251,12 @@ def _normal(generator: torch.Generator, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
+def _uniforms(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.rand(shape, generator=generator, dtype=torch.float64)
+
+
 def _uniform(generator: torch.Generator) -> float:
-    return torch.rand((), generator=generator, dtype=torch.float64).item()
+    return _uniforms(generator).item()
 
 
 def _integer(low: int, high: int, generator: torch.Generator) -> int:

@@ -1,6 +1,7 @@
-"""The truth that bounds are held against: dense Jacobians of many small inputs at once, and their norms.
+"""The truth that bounds are held against: dense Jacobians of many small inputs, and their norms.
 
-Written apart from :mod:`lipcore.jacobian`, from the three terms of the theory, so that the attack does not trust it.
+Written apart from :mod:`lipcore.jacobian`, from the three terms of the theory, so that the attack
+does not trust it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 def dense_jacobian(
     A: Tensor, V: Tensor, X: Tensor, log_masses: Tensor | None = None, *, causal: bool = False
 ) -> Tensor:
-    r"""The Jacobian on L²(μ) of one head at each X: shape (K, n, p, n, d).
+    r"""The Jacobian on L²(μ) of one head at each X (:prf:ref:`thm-jacobian`).
 
     Parameters
     ----------
@@ -23,8 +24,8 @@ def dense_jacobian(
     V : Tensor, shape (p, d)
     X : Tensor, shape (K, n, d)
     log_masses : Tensor, shape (K, n), optional
-        Logarithm of each token's mass; equal masses if left out. Rows are multiplied and columns divided by the
-        root of their mass, so that norms are those of the measure.
+        Logarithm of each token's mass; equal masses if left out. Rows are multiplied and columns
+        divided by the root of their mass, so that norms are those of the measure.
     causal : bool
 
     Returns
@@ -39,39 +40,41 @@ def dense_jacobian(
     tensor([[0.5000, 0.5000],
             [0.5000, 0.5000]])
     """
-    P = attention_weights(A, X, log_masses, causal=causal)
-    means = P @ X
-    values = X[:, None] - means[:, :, None]  # (K, i, j, d): x_j − m_i
+    P, values = _weights_and_values(A, X, log_masses, causal=causal)
     identity = torch.eye(X.shape[1], dtype=X.dtype)
+    mixing = torch.einsum("kij,ps->kipjs", P, V)
     keys = torch.einsum("kij,kijr,kis->kirjs", P, values, X @ A.mT)
     own = torch.einsum("kij,kijr,kijt,ts,il->kirls", P, values, values, A, identity)
-    J = torch.einsum("pr,kirjs->kipjs", V, keys + own) + torch.einsum("kij,ps->kipjs", P, V)
+    J = torch.einsum("pr,kirjs->kipjs", V, keys + own) + mixing
     if log_masses is None:
         return J
-    return J * ((log_masses[:, :, None] - log_masses[:, None, :]) / 2).exp()[:, :, None, :, None]
+    roots = ((log_masses[:, :, None] - log_masses[:, None, :]) / 2).exp()
+    return J * roots[:, :, None, :, None]
 
 
-def attention_weights(
-    A: Tensor, X: Tensor, log_masses: Tensor | None = None, *, causal: bool = False
-) -> Tensor:
-    """P of each X, shape (K, n, n)."""
-    scores = (X @ A.mT) @ X.mT
+def own_query_norm(A: Tensor, V: Tensor, X: Tensor, log_masses: Tensor) -> Tensor:
+    """‖V C_i A‖₂ of every token, (K, n): for copies of a token that part (:prf:ref:`thm-split`)."""
+    P, values = _weights_and_values(A, X, log_masses)
+    covariances = torch.einsum("kij,kijr,kijs->kirs", P, values, values)
+    return torch.linalg.matrix_norm(V @ covariances @ A, 2)
+
+
+def _weights_and_values(
+    A: Tensor, X: Tensor, log_masses: Tensor | None, *, causal: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Attention weights P, shape (K, n, n), and x_j − m_i, shape (K, i, j, d)."""
+    scores = X @ A.mT @ X.mT
     if log_masses is not None:
         scores = scores + log_masses[:, None, :]
     if causal:
-        scores = scores.masked_fill(
-            torch.ones(X.shape[1], X.shape[1], dtype=torch.bool).triu(1), -math.inf
-        )
-    return torch.softmax(scores, dim=-1)
-
-
-def frobenius_norm(J: Tensor) -> Tensor:
-    """σ_max of each Jacobian (K, n, p, n, d): the norm between Frobenius norms."""
-    return torch.linalg.matrix_norm(J.flatten(3).flatten(1, 2), 2)
+        future = torch.ones(X.shape[1], X.shape[1], dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(future, -math.inf)
+    P = torch.softmax(scores, dim=-1)
+    return P, X[:, None] - (P @ X)[:, :, None]
 
 
 def reverse_mode_jacobian(fn: Callable[[Tensor], Tensor], X: Tensor) -> Tensor:
-    """The Jacobian (K, n, p, n, d) of any map of token arrays at each X (K, n, d), one reverse pass an output entry."""
+    """The Jacobian (K, n, p, n, d) of a map of tokens at each X (K, n, d), by reverse passes."""
     X = X.clone().requires_grad_()
     output = fn(X)
     rows = [
@@ -81,17 +84,16 @@ def reverse_mode_jacobian(fn: Callable[[Tensor], Tensor], X: Tensor) -> Tensor:
     return torch.stack(rows, dim=1).unflatten(1, output.shape[1:])
 
 
-def own_query_norm(A: Tensor, V: Tensor, X: Tensor, log_masses: Tensor) -> Tensor:
-    """‖V C_i A‖₂ of every token, shape (K, n): what copies of a token feel when they move apart (theory §9)."""
-    P = attention_weights(A, X, log_masses)
-    values = X[:, None] - (P @ X)[:, :, None]
-    return torch.linalg.matrix_norm(
-        V @ torch.einsum("kij,kijr,kijs->kirs", P, values, values) @ A, 2
-    )
+def frobenius_norm(J: Tensor) -> Tensor:
+    """Norm between Frobenius norms of each Jacobian (K, n, p, n, d), which is σ_max: shape (K,)."""
+    return torch.linalg.matrix_norm(J.flatten(3).flatten(1, 2), 2)
 
 
 def token_norm(J: Tensor, *, iterations: int = 12) -> Tensor:
-    """Norm between largest-token norms, shape (K,), by alternating maximisation: exact for d = 1, else from below."""
+    """Norm between largest-token norms, shape (K,), by alternating maximisation.
+
+    Exact for d = 1, else a value from below.
+    """
     best = J.new_zeros(len(J))
     for start in torch.eye(J.shape[2], dtype=J.dtype):
         g = start.expand(*J.shape[:3])  # (K, i, p)

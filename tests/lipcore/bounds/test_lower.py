@@ -9,13 +9,10 @@ import pytest
 import torch
 from scipy.special import polygamma
 
-from lipcore import Attention, bounds
+from lipcore import bounds
 
-
-def _norm_at(A, V, X, causal=False):
-    return torch.linalg.matrix_norm(
-        Attention.from_matrices(A, V, causal=causal).jacobian(X).dense(), 2
-    ).item()
+F64 = torch.float64
+EYE = torch.eye(2, dtype=F64)
 
 
 def _eigen_inputs(A, n, radius):
@@ -34,36 +31,35 @@ def _cases():
 
 
 @pytest.mark.parametrize(("n", "radius"), [(1, 1.0), (2, 0.3), (5, 1.0), (8, 2.5)])
-def test_lower_bounds_hold_at_their_inputs(n, radius):
+def test_lower_bounds_hold_at_their_inputs(truth, n, radius):
     for A, V in _cases():
         gamma, u = bounds.eigen_gamma(A)
         size = {"n": n, "radius": radius, "gamma": gamma}
         norm_v, norm_vu = torch.linalg.matrix_norm(V, 2).item(), (V @ u).norm().item()
         X = _eigen_inputs(A, n, radius)
-        plain, masked = _norm_at(A, V, X), _norm_at(A, V, X, causal=True)
+        plain, masked = (
+            truth.of_head(A, V, X[None], causal=causal).item() for causal in (False, True)
+        )
         assert bounds.adversarial_lower(norm_v=norm_v, **size) <= plain * (1 + 1e-9)
         assert bounds.refined_lower(norm_vu=norm_vu, **size) <= plain * (1 + 1e-9)
         assert bounds.masked_lower(norm_v=norm_v, **size) <= masked * (1 + 1e-9)
         _, u = bounds.score_gap(A)
         X = radius * torch.stack([A @ u / (A @ u).norm(), *[u] * (n - 1)])
-        assert bounds.score_gap_lower(n=n, radius=radius, A=A, V=V) <= _norm_at(A, V, X) * (
-            1 + 1e-9
-        )
+        reached = truth.of_head(A, V, X[None]).item()
+        assert bounds.score_gap_lower(n=n, radius=radius, A=A, V=V) <= reached * (1 + 1e-9)
 
 
-def test_lower_bounds_are_close_to_the_truth_at_their_inputs():
-    A, V, n = -torch.eye(2, dtype=torch.float64), torch.eye(2, dtype=torch.float64), 40
+def test_lower_bounds_are_close_to_the_truth_at_their_inputs(truth):
+    A, V, n = -EYE, EYE, 40
     size = {"n": n, "radius": 1.5, "gamma": 1.0}
-    X = _eigen_inputs(A, n, 1.5)
-    assert bounds.refined_lower(norm_vu=1.0, **size) > 0.95 * _norm_at(A, V, X)
-    assert bounds.score_gap_lower(n=n, radius=1.5, A=A, V=V) > 0.95 * _norm_at(A, V, X)
+    reached = truth.of_head(A, V, _eigen_inputs(A, n, 1.5)[None]).item()
+    assert bounds.refined_lower(norm_vu=1.0, **size) > 0.95 * reached
+    assert bounds.score_gap_lower(n=n, radius=1.5, A=A, V=V) > 0.95 * reached
     wide = {"n": n, "radius": 5.0, "gamma": 1.0}  # far from the turn, the plain bound is sharp
-    assert bounds.adversarial_lower(norm_v=1.0, **wide) > 0.98 * _norm_at(
-        A, V, _eigen_inputs(A, n, 5.0)
-    )
-    assert bounds.masked_lower(norm_v=1.0, **wide) > 0.98 * _norm_at(
-        A, V, _eigen_inputs(A, n, 5.0), causal=True
-    )
+    X = _eigen_inputs(A, n, 5.0)[None]
+    assert bounds.adversarial_lower(norm_v=1.0, **wide) > 0.98 * truth.of_head(A, V, X).item()
+    masked = truth.of_head(A, V, X, causal=True).item()
+    assert bounds.masked_lower(norm_v=1.0, **wide) > 0.98 * masked
 
 
 def test_formulas_by_hand():
@@ -123,20 +119,19 @@ def test_lower_below_upper():
         for upper in (bounds.general_upper, bounds.unified_upper, bounds.unified_upper_sharp):
             assert plain <= upper(**size, **norms) + slack
         masked = bounds.masked_lower(gamma=a, norm_v=1.0, **size)
-        for upper in (bounds.masked_upper, bounds.masked_upper_sharp):
-            assert masked <= upper(**size, **norms) + slack
+        assert masked <= bounds.masked_upper(**size, **norms) + slack
 
 
 def test_extremes_are_numbers():
-    V = torch.eye(2, dtype=torch.float64)
     radii, sizes = (0.0, 1e-200, 1.0, 1e200), (0.0, 1e-300, 1.0, 1e6)
     for n, radius, size, v in itertools.product((1, 10**12, 10**40), radii, sizes, (0.0, 1.0)):
         for log in (True, False):
+            sizes_n = {"n": n, "radius": radius, "log": log}
             values = [
-                bounds.adversarial_lower(n=n, radius=radius, gamma=size, norm_v=v, log=log),
-                bounds.refined_lower(n=n, radius=radius, gamma=size, norm_vu=v, log=log),
-                bounds.masked_lower(n=n, radius=radius, gamma=size, norm_v=v, log=log),
-                bounds.score_gap_lower(n=n, radius=radius, A=size * V, V=v * V, log=log),
+                bounds.adversarial_lower(gamma=size, norm_v=v, **sizes_n),
+                bounds.refined_lower(gamma=size, norm_vu=v, **sizes_n),
+                bounds.masked_lower(gamma=size, norm_v=v, **sizes_n),
+                bounds.score_gap_lower(A=size * EYE, V=v * EYE, **sizes_n),
             ]
             assert not any(math.isnan(value) for value in values)
 
@@ -162,3 +157,63 @@ def test_bad_input_is_refused():
         bounds.score_gap_lower(n=2, radius=1.0, A=torch.eye(2), V=torch.eye(3))
     with pytest.raises(TypeError, match=r"V is torch\.float32 but A is torch\.float64"):
         bounds.score_gap_lower(n=2, radius=1.0, A=torch.eye(2).double(), V=torch.eye(2))
+
+
+# --- balanced queries -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["any", "symmetric", "antisymmetric", "rank one", "positive"])
+def test_torn_bound_is_reached_by_its_inputs(truth, kind):
+    generator = torch.Generator().manual_seed(7)
+    for trial in range(8):
+        d, n, radius = 2 + trial % 4, 3 + 2 * trial, 0.3 + 0.4 * trial
+        M = torch.randn(d, d, generator=generator, dtype=F64)
+        A = {"any": M, "symmetric": M + M.mT, "antisymmetric": M - M.mT, "rank one": torch.outer(M[0], M[1]),
+             "positive": M @ M.mT}[kind]  # fmt: skip
+        V = torch.randn(3, d, generator=generator, dtype=F64)
+        X = bounds.torn_inputs(A, n, radius, V=V)
+        assert X.shape == (n, d) and X.norm(dim=-1).max() <= radius * (1 + 1e-12)
+        assert bounds.torn_lower(n=n, radius=radius, A=A, V=V) <= (
+            truth.of_head(A, V, X[None]).item() * (1 + 1e-9)
+        )
+
+
+def test_no_head_escapes_a_root_n():
+    """(The theorem: a·ν·√(n−2)/6 for n ≤ 2 + e^{a/10}.)"""
+    generator = torch.Generator().manual_seed(8)
+    for trial in range(15):
+        A = torch.randn(3, 3, generator=generator, dtype=F64)
+        a = 4.0 + 3 * trial
+        n, norm_a = 2 + int(math.exp(a / 10)), torch.linalg.matrix_norm(A, 2).item()
+        reached = bounds.torn_lower(
+            n=n, radius=math.sqrt(a / norm_a), A=A, V=torch.eye(3, dtype=F64)
+        )
+        assert reached >= a * math.sqrt(n - 2) / 6
+
+
+@pytest.mark.parametrize(("a", "n"), [(0.5, 5), (2.0, 12), (8.0, 12), (8.0, 48)])
+def test_torn_bound_holds_with_a_mask_too(truth, a, n):
+    X = bounds.torn_inputs(-a * EYE, n, 1.0)
+    found = truth.of_head(-a * EYE, EYE, X[None], causal=True).item()
+    assert bounds.torn_lower(n=n, radius=1.0, A=-a * EYE, V=EYE) <= found * (1 + 1e-9)
+    assert found <= bounds.torn_upper(n=n, radius=1.0, norm_a=a, norm_v=1.0)
+
+
+@pytest.mark.parametrize("radius", [1e-8, 1.0, 1e3, 1e160])
+@pytest.mark.parametrize("n", [1, 3, 10**12])
+def test_torn_bounds_of_extreme_sizes_stay_ordered(n, radius):
+    upper = bounds.torn_upper(n=n, radius=radius, norm_a=1.0, norm_v=1.0, log=True)
+    lower = bounds.torn_lower(n=n, radius=radius, A=-EYE, V=EYE, log=True)
+    assert not math.isnan(upper) and not math.isnan(lower) and lower <= upper
+
+
+def test_there_are_no_balanced_queries_on_a_line():
+    line = torch.ones(1, 1, dtype=F64)
+    assert bounds.torn_lower(n=9, radius=2.0, A=line, V=line) == 0
+    assert bounds.torn_lower(n=2, radius=2.0, A=EYE, V=EYE) == 0
+    with pytest.raises(ValueError, match="A: expected a matrix other than zero"):
+        bounds.torn_inputs(line, 9, 2.0)
+    with pytest.raises(ValueError, match="n: expected at least 3"):
+        bounds.torn_inputs(EYE, 2, 2.0)
+    with pytest.raises(ValueError, match="V: expected 2 columns"):
+        bounds.torn_lower(n=5, radius=1.0, A=EYE, V=line)

@@ -6,17 +6,17 @@ import pytest
 import torch
 
 from lipcore import Attention, local_lipschitz
-from lipcore.bounds import unified_upper
-from lipcore.bounds.normalised import (
+from lipcore.bounds import (
     Normalisation,
     PreNormJacobian,
     largest_affine_norm,
+    layer_norm_radius,
     norm_constants,
     normalise,
+    normalised_reach,
     normalised_upper,
-    reach,
+    unified_upper,
 )
-from lipcore.lab.attack.truth import dense_jacobian, frobenius_norm
 
 F64 = torch.float64
 
@@ -47,13 +47,11 @@ def test_normalise_agrees_with_torch(norm):
 
 
 @pytest.mark.parametrize("residual", [False, True])
-def test_block_jacobian_agrees_with_autodiff(norm, residual):
+def test_block_jacobian_agrees_with_autodiff(truth, norm, residual):
     attention, X = layer(output=draw(5, 6, seed=3)), draw(2, 4, 5)
     J = PreNormJacobian(norm, X, attention, residual=residual)
-    dense = torch.func.jacrev(lambda x: residual * x + attention(normalise(norm, x)))(X[0]).reshape(
-        20, 20
-    )
-    assert torch.allclose(J.dense()[0], dense, atol=1e-12)
+    dense = truth.jacobians(lambda x: residual * x + attention(normalise(norm, x)), X)
+    assert torch.allclose(J.dense(), dense, atol=1e-12)
     assert torch.allclose(J.T.dense(), J.dense().mT, atol=1e-12)
 
 
@@ -90,7 +88,7 @@ def test_affine_maximum_in_the_hard_case():
 
 
 def test_reach_holds_and_is_reached(norm):
-    attention, found = layer(), reach(layer(), norm)
+    attention, found = layer(), normalised_reach(layer(), norm)
     X = normalise(norm, 20 * draw(3000, 5, seed=8))
     pulled = X @ attention.score_matrices().mT + attention.score_offsets()[:, None]
     scores = pulled @ X.mT
@@ -150,20 +148,16 @@ def test_bound_by_the_letter(kind):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kind", ["layer", "rms"])
-def test_bound_withstands_ascent(kind, causal):
+def test_bound_withstands_ascent(truth, kind, causal):
     A, V, gain = (
         -0.2 * torch.eye(3, dtype=F64),
         torch.eye(3, dtype=F64),
         torch.tensor([1.0, 0.7, -1.2], dtype=F64),
     )
     norm = Normalisation(kind, gain, 0.1 * draw(3, seed=5), 0.0)
-    z = draw(16, 4, 3).requires_grad_()
-    climber = torch.optim.Adam([z], lr=0.1)
-    for _ in range(60):
-        values = frobenius_norm(dense_jacobian(A, V, normalise(norm, z), causal=causal))
-        climber.zero_grad()
-        (-values.log().sum()).backward()
-        climber.step()
+    values = truth.ascended(  # tokens are normalised: the ball of z does not matter
+        lambda z: truth.of_head(A, V, normalise(norm, z), causal=causal), draw(8, 4, 3), 1.0, 30
+    )
     bound = normalised_upper(Attention.from_matrices(A, V, causal=causal), norm, n=4)
     assert 0.4 * bound < values.max() <= bound
 
@@ -171,10 +165,31 @@ def test_bound_withstands_ascent(kind, causal):
 def test_bad_input_is_refused(norm):
     turned = Attention(draw(1, 4, 5), draw(1, 4, 5), draw(1, 2, 5), rotary=torch.ones(2, dtype=F64))
     with pytest.raises(ValueError, match="rotary"):
-        reach(turned, norm)
+        normalised_reach(turned, norm)
     with pytest.raises(ValueError, match="gain"):
-        reach(layer(d=4), norm)
+        normalised_reach(layer(d=4), norm)
     with pytest.raises(ValueError, match="residual"):
         PreNormJacobian(norm, draw(3, 5), layer(), residual=True)
     with pytest.raises(ValueError, match="radius"):
         largest_affine_norm(torch.eye(2), torch.zeros(2), -1.0)
+
+
+def test_layer_norm_radius_holds_and_is_reached():
+    gain, bias = draw(6), draw(6, seed=1)
+    norm = Normalisation("layer", gain, bias, 0.0)
+    radius = layer_norm_radius(gain=gain, bias=bias)
+    assert normalise(norm, draw(2000, 6, seed=2)).norm(dim=-1).max() <= radius
+    largest = torch.zeros(6, dtype=F64)
+    largest[gain.abs().argmax()] = math.sqrt(6)
+    assert (gain * largest).norm().item() == pytest.approx(layer_norm_radius(gain=gain))
+    sum_of_both = layer_norm_radius(gain=gain) + bias.norm().item()
+    assert radius == pytest.approx(sum_of_both, rel=1e-12)
+
+
+def test_layer_norm_radius_refuses_bad_input():
+    with pytest.raises(ValueError, match="bias: expected shape"):
+        layer_norm_radius(gain=torch.ones(2), bias=torch.ones(3))
+    with pytest.raises(ValueError, match="gain: expected at least one entry"):
+        layer_norm_radius(gain=torch.ones(0))
+    with pytest.raises(ValueError, match="gain: expected finite"):
+        layer_norm_radius(gain=torch.tensor([math.inf]))

@@ -13,21 +13,18 @@ LENGTHS = [4, 8, 16, 32, 64, 128, 256]
 
 
 def noisy(rng, exponent=0.4, repeats=10, noise=0.3):
-    return (
-        2.0
-        * np.array(LENGTHS)[:, None] ** exponent
-        * np.exp(noise * rng.normal(size=(len(LENGTHS), repeats)))
-    )
+    law = 2.0 * np.array(LENGTHS)[:, None] ** exponent
+    return law * np.exp(noise * rng.normal(size=(len(LENGTHS), repeats)))
 
 
 @pytest.mark.parametrize("exponent", [-1.5, 0.0, 0.25, 0.5, 2.0])
 def test_exact_power_law(exponent):
-    fit = fit_exponent(LENGTHS, [3.0 * n**exponent for n in LENGTHS])
-    assert fit.exponent == pytest.approx(exponent, abs=1e-12) and fit.prefactor == pytest.approx(
-        3.0
-    )
+    law = [3.0 * n**exponent for n in LENGTHS]
+    fit = fit_exponent(LENGTHS, law)
+    assert fit.exponent == pytest.approx(exponent, abs=1e-12)
+    assert fit.prefactor == pytest.approx(3.0)
     assert fit.low <= fit.exponent <= fit.high and fit.high - fit.low < 1e-12
-    np.testing.assert_allclose(fit(LENGTHS), [3.0 * n**exponent for n in LENGTHS])
+    np.testing.assert_allclose(fit(LENGTHS), law)
 
 
 def test_agrees_with_scipy():
@@ -64,6 +61,26 @@ def test_lengths_may_have_different_numbers_of_values():
     assert fit.exponent == pytest.approx(0.5) and str(fit) == "0.50 [0.50, 0.50]"
 
 
+def test_every_length_counts_once_however_many_values_it_has():
+    """Exponent by least squares on the mean logarithms, interval from their standard errors."""
+    counts = [60, 3, 9, 2, 25, 4, 40]
+    rng = np.random.default_rng(7)
+    logs = [0.4 * np.log(n) + rng.normal(size=m) for n, m in zip(LENGTHS, counts, strict=True)]
+    fit = fit_exponent(LENGTHS, [np.exp(sample) for sample in logs], resamples=4000)
+    x = np.log(LENGTHS)
+    means = [sample.mean() for sample in logs]
+    slope, level = np.polyfit(x, means, 1)
+    assert fit.exponent == pytest.approx(slope, rel=1e-10)
+    assert fit.prefactor == pytest.approx(math.exp(level), rel=1e-10)
+    by_value = np.polyfit(np.repeat(x, counts), np.concatenate(logs), 1)[0]
+    assert abs(by_value - slope) > 0.02  # another answer
+    errors = np.array([sample.std() / math.sqrt(len(sample)) for sample in logs])
+    leverage = (x - x.mean()) / ((x - x.mean()) ** 2).sum()
+    width = 2 * 1.96 * np.linalg.norm(leverage * errors)
+    assert fit.high - fit.low == pytest.approx(width, rel=0.05)
+    assert (fit.high + fit.low) / 2 == pytest.approx(slope, abs=0.05 * width)
+
+
 def test_resampling_stays_within_each_length():
     """Values far apart between lengths, equal within: mixing lengths would widen the interval."""
     fit = fit_exponent([1, 10, 100], [[1.0] * 5, [1e3] * 5, [1e6] * 5])
@@ -73,37 +90,23 @@ def test_resampling_stays_within_each_length():
 def test_tensors_and_seeds():
     values = noisy(np.random.default_rng(4))
     one = fit_exponent(torch.tensor(LENGTHS), torch.tensor(values))
-    assert (
-        one
-        == fit_exponent(LENGTHS, values)
-        == fit_exponent(LENGTHS, values, rng=np.random.default_rng(0))
-    )
+    assert one == fit_exponent(LENGTHS, values)
+    assert one == fit_exponent(LENGTHS, values, rng=np.random.default_rng(0), confidence=0.95)
     assert one != fit_exponent(LENGTHS, values, rng=np.random.default_rng(5))
-    assert isinstance(one, PowerFit) and one.confidence == 0.95
+    assert isinstance(one, PowerFit)
 
 
+POSITIVE = "values: expected positive finite values at n="
 BAD_INPUT = {
     "one length": (([4], [[1.0]]), {}, "n: expected at least two lengths"),
     "equal lengths": (([4, 4], [[1.0], [2.0]]), {}, "n: expected lengths that differ"),
     "length zero": (([0, 4], [[1.0], [2.0]]), {}, "n: expected positive finite lengths"),
     "lengths in a matrix": (([[1, 2]], [[1.0]]), {}, "n: expected at least two lengths"),
-    "too few values": (
-        ([2, 4], [[1.0]]),
-        {},
-        "values: expected one entry for each of 2 lengths, got 1",
-    ),
-    "no value": (([2, 4], [[1.0], []]), {}, "values: expected positive finite values at n=4"),
-    "value zero": (([2, 4], [[1.0], [0.0]]), {}, "values: expected positive finite values at n=4"),
-    "value infinite": (
-        ([2, 4], [[math.inf], [1.0]]),
-        {},
-        "values: expected positive finite values at n=2",
-    ),
-    "value not a number": (
-        ([2, 4], [[math.nan], [1.0]]),
-        {},
-        "values: expected positive finite values at n=2",
-    ),
+    "too few values": (([2, 4], [[1.0]]), {}, "values: expected one entry for each of 2 lengths"),
+    "no value": (([2, 4], [[1.0], []]), {}, f"{POSITIVE}4"),
+    "value zero": (([2, 4], [[1.0], [0.0]]), {}, f"{POSITIVE}4"),
+    "value infinite": (([2, 4], [[math.inf], [1.0]]), {}, f"{POSITIVE}2"),
+    "value not a number": (([2, 4], [[math.nan], [1.0]]), {}, f"{POSITIVE}2"),
     "confidence one": (([2, 4], [1.0, 2.0]), {"confidence": 1.0}, "confidence: "),
     "no resamples": (([2, 4], [1.0, 2.0]), {"resamples": 0}, "resamples: expected at least 1"),
 }
@@ -134,8 +137,9 @@ def test_refining_stops_when_narrow_and_asks_for_the_next_values():
     assert asked[3:6] == [(n, 5, 5) for n in lengths]
     assert asked[6:9] == [(n, 10, 10) for n in lengths]
     asked.clear()
-    assert refine_exponent(lengths, values, draw, width=0.5)[1][0] is not None
-    assert asked == []  # narrow already
+    again, same = refine_exponent(lengths, values, draw, width=0.5)
+    assert again == fit and asked == []  # narrow already
+    np.testing.assert_array_equal(same, values)
 
 
 def test_refining_gives_up_at_the_limit():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import builtins
+import itertools
 import re
+from pydoc_data.topics import topics
 from types import SimpleNamespace
 
 import pytest
@@ -32,6 +34,20 @@ class TestLoadText:
         assert len(text.split()) > 20_000 and text == load_text("pydoc")
         assert not re.search(r"\*\*\*\*|====|::=|>>>", text)
         assert len(text.splitlines()) == len(set(text.splitlines()))
+
+    def test_pydoc_is_the_manual_from_front_to_back(self):
+        """Read here in another way: topic by topic in alphabetic order, line after line."""
+
+        def plain(paragraph):  # however words are joined that were broken at a hyphen
+            return re.sub(r"(\w-) (?=\w)", r"\1", paragraph)
+
+        manual = []
+        for _, topic in sorted(topics.items()):
+            for blank, lines in itertools.groupby(topic.split("\n"), key=lambda x: not x.strip()):
+                if not blank:
+                    manual.append(plain(" ".join(" ".join(lines).split())))
+        rest = iter(manual)  # "in" goes on where it stopped: the order counts
+        assert all(plain(paragraph) in rest for paragraph in load_text("pydoc").split("\n"))
 
     def test_licences_are_another_english(self):
         text, manual = load_text("licences"), load_text("pydoc")

@@ -1,0 +1,23 @@
+"""Inputs with a large local constant: constructions of the theory, and gradient ascent on σ_max.
+
+Everything here gives *lower* bounds of the Lipschitz constant on a set: the local constant at one
+input of the set (:prf:ref:`thm-lip-local`).
+"""
+
+from lipcore.adversarial.ascent import Ascent, ascend
+from lipcore.adversarial.pairs import eigenvector_inputs, reduced_scores, score_gap_inputs
+from lipcore.adversarial.shared_key import SharedKey, shared_key_inputs
+from lipcore.adversarial.star import star_inputs
+from lipcore.adversarial.worst_case import worst_case_inputs
+
+__all__ = [
+    "Ascent",
+    "SharedKey",
+    "ascend",
+    "eigenvector_inputs",
+    "reduced_scores",
+    "score_gap_inputs",
+    "shared_key_inputs",
+    "star_inputs",
+    "worst_case_inputs",
+]

@@ -1,0 +1,70 @@
+"""Inputs of attention with squared distances whose attention matrix has a large norm."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from lipcore._checks import check_count
+
+
+def star_inputs(
+    q: int,
+    *,
+    dimension: int | None = None,
+    shifted: bool = False,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    r"""Points around a common centre, for weights :math:`P_{ij}\propto e^{-\|y_i-y_j\|^2}`.
+
+    2q points are the centre, the origin. The others are at the distance :math:`\sqrt{\log q}` from
+    it: q² at right angles to each other, or, in a given dimension k,
+    :math:`\lceil q^2e^{-2\log^2q/k}\rceil` in random directions. Then :math:`\|P\|_2^2\ge q/8`,
+    or at least :math:`\tfrac q8\,e^{-2\log^2q/k}` in the mean (:prf:ref:`prop-zoo-star`). The
+    shifted star has 4q points in the centre, and all others are moved by :math:`\sqrt{\log 2}` in
+    a direction of their own: then :math:`\|D\|_2^2\ge\tfrac{\log 2}{64}\,q\log q`
+    (:prf:ref:`prop-zoo-shifted`).
+
+    Parameters
+    ----------
+    q : int
+    dimension : int, optional
+        Of the space of the outer points; q² if left out, enough for right angles.
+    shifted : bool
+        Whether to return the shifted star.
+    generator : torch.Generator, optional
+        Source of the directions; a fixed seed if left out.
+
+    Returns
+    -------
+    Tensor, shape (n, q²) or (n, dimension), one column more if shifted
+        float64, the centre first.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If a count is not a positive integer.
+
+    Examples
+    --------
+    >>> Y = star_inputs(3)
+    >>> P = torch.softmax(-torch.cdist(Y, Y) ** 2, dim=-1)
+    >>> Y.shape, torch.linalg.matrix_norm(P, 2) ** 2 >= 3 / 8
+    (torch.Size([15, 9]), tensor(True))
+    """
+    check_count("q", q)
+    if dimension is None:
+        directions = torch.eye(q**2, dtype=torch.float64)
+    else:
+        check_count("dimension", dimension)
+        generator = generator or torch.Generator().manual_seed(0)
+        count = math.ceil(q**2 * math.exp(-2 * math.log(q) ** 2 / dimension))
+        directions = torch.randn(count, dimension, generator=generator, dtype=torch.float64)
+        directions /= directions.norm(dim=1, keepdim=True)
+    outer = math.sqrt(math.log(q)) * directions
+    if shifted:
+        outer = torch.nn.functional.pad(outer, (0, 1), value=math.sqrt(math.log(2)))
+    centre = outer.new_zeros(4 * q if shifted else 2 * q, outer.shape[1])
+    return torch.cat([centre, outer])

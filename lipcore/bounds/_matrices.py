@@ -1,0 +1,21 @@
+"""Small facts on matrices that several bounds need."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def square_root(matrices: Tensor) -> Tensor:
+    """R with RᵀR = MᵀM, so that ‖MB‖ = ‖RB‖ for every B: (…, q, p) → (…, min(q, p), p)."""
+    return torch.linalg.qr(matrices, mode="r").R
+
+
+def product_norm(query: Tensor, key: Tensor) -> Tensor:
+    """‖KᵀQ‖₂ of each head from its factors (heads, k, d): of rank k, the product would be d × d."""
+    return torch.linalg.matrix_norm(square_root(key.mT) @ square_root(query.mT).mT, 2)
+
+
+def rank_of(values: list[float]) -> int:
+    """Number of singular values (largest first) that are not rounding errors of the largest."""
+    return sum(value > 1e-14 * values[0] for value in values)

@@ -1,0 +1,162 @@
+r"""The least upper bound for the ball that the book proves (chapters 5, 7, 9, 11 and 18).
+
+Every one of its bounds reads :math:`\|V\|_2(M + a)`: a for the own query, M for mixing and others'
+keys. What bounds M depends on what is known of a head, so that a minimum is taken over the theorems
+that apply to it.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from lipcore._checks import check_count
+from lipcore.attention import Attention
+from lipcore.bounds._columns import log_causal_column_sum, log_column_sum, log_least_cells
+from lipcore.bounds._logarithms import exp, finish, log_add, log_one_plus
+from lipcore.bounds.layer import log_join, log_score_reach
+from lipcore.bounds.masked import log_hardy, log_masked_rows, log_moments
+from lipcore.bounds.rows import log_rows, log_torn
+
+
+def best_upper(
+    *,
+    radius: float,
+    A: Tensor | None = None,
+    V: Tensor | None = None,
+    attention: Attention | None = None,
+    n: int | None = None,
+    causal: bool = False,
+    log: bool = False,
+) -> float:
+    r"""The least bound that is proved for n tokens in the ball, of one head or of a layer.
+
+    The minimum of what applies of
+
+    - one row (:prf:ref:`thm-every-row`): :math:`\sqrt{(1+a^2)S}`, :math:`\sqrt{n\,G(a)}`,
+      :math:`e^a\sqrt{F(a)}`, with the largest column sum S; with a causal mask, summed over rows;
+    - the exact exponential rate, for heads without biases and rotary positions
+      (:prf:ref:`thm-every-rate`, :prf:ref:`thm-mf-rate`, :prf:ref:`thm-masked-rate`), with cells of
+      the best size;
+    - Hardy's inequality for a causal mask (:prf:ref:`thm-masked-upper`,
+      :prf:ref:`prop-masked-moments`);
+    - three separate terms for rotary positions (:prf:ref:`prop-norm-rotary`);
+
+    with :math:`a_h` of :func:`score_reach` in the place of a, as :math:`|A_hx_i+c_h|R \le a_h` is
+    all that their proofs use of a query (:prf:ref:`cor-upper-layer`), and heads joined as in
+    :prf:ref:`prop-norm-heads`. With any other mask or with log-weights, what needs only that rows
+    of P sum to one. It is never above :func:`general_upper`, :func:`layer_upper`, or any other
+    bound that holds there.
+
+    Parameters
+    ----------
+    radius : float
+    A, V : Tensor, shapes (d, d) and (p, d)
+        One head; or
+    attention : Attention
+        a layer.
+    n : int, optional
+        Number of tokens; left out, the bound for every n: without a mask the mean-field constant,
+        in :math:`W_2` on measures. A layer with a mask or with log-weights has the n of these.
+    causal : bool
+        Whether the head of A and V has a causal mask.
+    log : bool
+        Whether to return the logarithm of the bound.
+
+    Returns
+    -------
+    float
+        Infinite past float64's range; the logarithm is a number up to :math:`a = 10^{308}`.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If neither or both of A, V and a layer are given, A and V do not fit, n is not a whole
+        number of at least one, or not that of the layer's mask, or the radius is negative or not
+        finite.
+
+    Examples
+    --------
+    >>> import torch
+    >>> A, V = -torch.eye(2), torch.eye(2)
+    >>> round(best_upper(A=A, V=V, radius=5**0.5, n=64), 1)
+    34.1
+    >>> round(best_upper(A=A, V=V, radius=3**0.5, n=4096, causal=True), 1)
+    89.4
+    """
+    layer = _one_layer(A, V, attention, causal)
+    n = _tokens(layer, n)
+    log_as = log_score_reach(layer, radius)
+    bounds = [_log_head(layer, head, n, log_a, radius) for head, log_a in enumerate(log_as)]
+    return finish(log_join(layer, bounds), log)
+
+
+def _one_layer(A: Tensor | None, V: Tensor | None, attention: Attention | None, causal: bool):
+    """The layer that is meant."""
+    given = [name for name, x in (("A", A), ("V", V), ("attention", attention)) if x is not None]
+    if given == ["A", "V"]:
+        return Attention.from_matrices(A, V, causal=causal)
+    if given != ["attention"]:
+        raise ValueError(f"A, V, attention: expected A and V, or a layer, got {given or 'none'}")
+    if causal and not attention.causal:
+        raise ValueError("causal: expected False beside a layer without a causal mask, got True")
+    return attention
+
+
+def _tokens(attention: Attention, n: int | None) -> int | None:
+    """The number of tokens, which a mask or log-weights fix."""
+    n = None if n is None else check_count("n", n)
+    for name in ("mask", "log_weights"):
+        fixed = getattr(attention, name)
+        if fixed is None:
+            continue
+        if n not in (None, len(fixed)):
+            raise ValueError(f"n: expected {len(fixed)} as the layer's {name} has, got {n}")
+        return len(fixed)
+    return n
+
+
+def _log_head(attention: Attention, head: int, n: int | None, log_a: float, radius: float) -> float:
+    """The logarithm of one head's bound for ‖V‖₂ = 1."""
+    if n == 1:
+        return 0.0  # one token sees itself: the map is V
+    if attention.mask is not None or attention.log_weights is not None:
+        mixing = _any_weights(attention, n, log_a)
+    elif attention.rotary is not None:
+        mixing = _separate_terms(attention, n, log_a)
+    else:
+        mixing = _one_map(attention, head, n, log_a, radius)
+    return log_add(mixing, log_a)
+
+
+def _any_weights(attention: Attention, n: int, log_a: float) -> float:
+    """log M where rows of P sum to one, and no more is known: columns sum to n at most."""
+    long_row = 2 * log_one_plus(log_a) if attention.rotary is not None else log_torn(log_a)
+    return (math.log(n) + long_row) / 2
+
+
+def _separate_terms(attention: Attention, n: int | None, log_a: float) -> float:
+    """log M with rotary positions: each key is pulled its own way, no cross term vanishes."""
+    if not attention.causal:
+        return log_one_plus(log_a) + log_column_sum(n, log_a) / 2
+    hardy = log_hardy(log_a) + exp(log_a)
+    if n is None:
+        return hardy
+    return min(hardy, log_one_plus(log_a) + log_causal_column_sum(n, log_a) / 2)
+
+
+def _one_map(attention: Attention, head: int, n: int | None, log_a: float, radius: float) -> float:
+    """log M where scores are (A x_i + c)·x_j."""
+    if attention.causal:
+        factor = log_moments(log_a)
+        mixing = factor + exp(log_a)
+        if n is not None:
+            mixing = min(mixing, log_masked_rows(n, log_a))
+    else:
+        factor = log_one_plus(2 * log_a) / 2
+        mixing = log_rows(n, log_a, log_column_sum(n, log_a))
+    if attention.query_bias is not None:
+        return mixing
+    A = attention.score_matrices()[head].double()
+    return min(mixing, factor + log_least_cells(A, radius, below=2 * (mixing - factor)) / 2)

@@ -1,0 +1,130 @@
+r"""Upper bounds for n tokens in the ball: chapter 5 (general, unified), chapter 18 (sharp forms).
+
+The sizes that they take, and what they refuse, are said once in :mod:`lipcore.bounds`.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from lipcore._checks import check_count
+from lipcore.bounds._columns import log_cells, log_column_sum
+from lipcore.bounds._logarithms import (
+    finish,
+    log_add,
+    log_norm,
+    log_one_plus,
+    log_sizes,
+    log_times,
+    with_own_query,
+)
+from lipcore.bounds.rows import log_rows, log_torn
+
+
+def general_upper(
+    *, n: int, radius: float, norm_a: float, norm_v: float, log: bool = False
+) -> float:
+    r"""The published bound of Castin, Ablin & Peyré 2024 (:prf:ref:`thm-upper-general`).
+
+    .. math:: \mathrm{Lip}(f|B_R^n) \le \sqrt3\, \|V\|_2 \big( \|A\|_2^2 R^4 (4n+1) + n \big)^{1/2}
+
+    It holds with a causal mask too (:prf:ref:`thm-masked-upper`).
+
+    Examples
+    --------
+    >>> round(general_upper(n=4, radius=1.0, norm_a=0.0, norm_v=1.0) ** 2, 6)
+    12.0
+    """
+    n = check_count("n", n)
+    log_a, log_v = log_sizes(radius, norm_a, norm_v)
+    return finish(log_times(log_v, log_general(n, log_a)), log)
+
+
+def log_general(n: int, log_a: float) -> float:
+    """log( √3 (a²(4n+1) + n)^{1/2} )."""
+    return (math.log(3) + log_add(2 * log_a + math.log(4 * n + 1), math.log(n))) / 2
+
+
+def unified_upper(
+    *, n: int, radius: float, norm_a: float, norm_v: float, log: bool = False
+) -> float:
+    r"""One bound for every regime (:prf:ref:`thm-upper-unified`).
+
+    .. math:: \mathrm{Lip}(f|B_R^n) \le
+        \|V\|_2 \Big( (1+a) \sqrt{\tfrac{n\kappa}{n+\kappa-1}} + a \Big)
+
+    It grows as √n for n ≪ κ and stops at the mean-field bound for n ≫ κ.
+
+    Examples
+    --------
+    >>> unified_upper(n=9, radius=1.0, norm_a=0.0, norm_v=1.0)  # averaging has norm one
+    1.0
+    """
+    n = check_count("n", n)
+    log_a, log_v = log_sizes(radius, norm_a, norm_v)
+    mixing = log_one_plus(log_a) + log_column_sum(n, log_a) / 2
+    return with_own_query(log_v, mixing, log_a, log)
+
+
+def unified_upper_sharp(
+    *, n: int, radius: float, norm_a: float, norm_v: float, log: bool = False
+) -> float:
+    r"""Mixing and others' keys bounded as one row (:prf:ref:`thm-every-row`).
+
+    .. math:: \mathrm{Lip}(f|B_R^n) \le \|V\|_2 \Big( \min\Big( (1+a^2)\frac{n\kappa}{n+\kappa-1},\;
+        n\,G(a),\; \kappa F(a) \Big)^{1/2} + a \Big)
+
+    with G of :func:`torn_peak` and F of :func:`two_dirac_peak`: never above :func:`unified_upper`.
+
+    Examples
+    --------
+    >>> round(unified_upper_sharp(n=64, radius=1.0, norm_a=5.0, norm_v=1.0), 2)
+    34.12
+    """
+    n = check_count("n", n)
+    log_a, log_v = log_sizes(radius, norm_a, norm_v)
+    return with_own_query(log_v, log_rows(n, log_a, log_column_sum(n, log_a)), log_a, log)
+
+
+def torn_upper(*, n: int, radius: float, norm_a: float, norm_v: float, log: bool = False) -> float:
+    r"""The second entry of :prf:ref:`thm-every-row`, for n ≪ κ: it holds for every mask.
+
+    .. math:: \mathrm{Lip}(f|B_R^n) \le \|V\|_2 \big( \sqrt{n\,G(a)} + a \big),
+        \qquad G \sim \tfrac12 a^2
+
+    For :math:`A=-\gamma I` and V = I in dimension two or more, its quotient by the true constant
+    tends to one as n and a grow with log n = o(a) (:func:`torn_lower`).
+
+    Examples
+    --------
+    >>> torn_upper(n=9, radius=1.0, norm_a=0.5, norm_v=1.0)
+    3.5
+    """
+    n = check_count("n", n)
+    log_a, log_v = log_sizes(radius, norm_a, norm_v)
+    return with_own_query(log_v, (math.log(n) + log_torn(log_a)) / 2, log_a, log)
+
+
+def unified_upper_rate(
+    *, n: int, A: Tensor, radius: float, norm_v: float, log: bool = False
+) -> float:
+    r"""The unified bound with the exact exponential rate (:prf:ref:`thm-every-rate`).
+
+    .. math:: \mathrm{Lip}(f|B_R^n) \le \|V\|_2 \Big(
+        (1+a)\sqrt{\min\big(\tfrac{n\kappa}{n+\kappa-1}, N e^{1+g^*}\big)} + a \Big)
+
+    with g* and N of :func:`mean_field_upper_rate`. A : Tensor, shape (d, d).
+
+    Examples
+    --------
+    >>> import torch
+    >>> size = {"A": torch.eye(1, dtype=torch.float64), "radius": 10.0, "norm_v": 1.0}
+    >>> unified_upper_rate(n=3, **size) <= unified_upper_rate(n=4, **size)
+    True
+    """
+    n = check_count("n", n)
+    log_a, cells = log_cells(A, radius)
+    mixing = log_one_plus(log_a) + min(log_column_sum(n, log_a), cells) / 2
+    return with_own_query(log_norm(norm_v), mixing, log_a, log)

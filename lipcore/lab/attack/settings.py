@@ -1,0 +1,345 @@
+"""Where bounds meet the truth: a setting draws a problem from two integers and compares them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from lipcore import bounds
+from lipcore.adversarial import (
+    ascend,
+    eigenvector_inputs,
+    score_gap_inputs,
+    worst_case_inputs,
+)
+from lipcore.attention import Attention
+from lipcore.lab.attack.candidates import Candidate, LocalCandidate, closed_forms, local_forms
+from lipcore.lab.attack.problems import (
+    Inputs,
+    Problem,
+    first_inputs,
+    make_problem,
+    perturbed,
+    truth,
+)
+from lipcore.lab.attack.truth import (
+    dense_jacobian,
+    frobenius_norm,
+    reverse_mode_jacobian,
+    token_norm,
+)
+from lipcore.lab.zoo import l2_attention_map
+
+#: Sizes of the random moves, one after the other.
+MOVES = (0.5, 0.1, 0.02)
+#: One problem in so many is also attacked by gradient ascent.
+ASCENT_EVERY = 12
+ASCENT_STEPS = 40
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Largest ratio that one problem gave for one bound.
+
+    Attributes
+    ----------
+    bound, source : str
+    ratio : float
+        Truth over an upper bound, or a lower bound over the truth: at most one if the bound holds.
+    tries : int
+        Inputs at which it was held against the truth.
+    where : str
+        The problem in words.
+    large_a : bool
+        Whether a ≥ 1: at a = 0 attention is an average, and many bounds are equalities.
+    """
+
+    bound: str
+    source: str
+    ratio: float
+    tries: int
+    where: str
+    large_a: bool = True
+
+
+def head_setting(
+    seed: int,
+    index: int,
+    closed: Sequence[Candidate] | None = None,
+    local: Sequence[LocalCandidate] | None = None,
+) -> Iterator[Outcome]:
+    """One head: random inputs, worst cases, moves from the best, sometimes gradient ascent."""
+    generator = _generator(seed, index)
+    problem = make_problem(generator)
+    closed = closed_forms() if closed is None else closed
+    local = local_forms() if local is None else local
+    closed = [candidate for candidate in closed if problem.kind in candidate.kinds]
+    local = [candidate for candidate in local if problem.kind in candidate.kinds]
+    if not closed and not local:
+        return
+    inputs, sigma, tries = _search(problem, generator, ascent=index % ASCENT_EVERY == 0)
+    log_sigma = sigma.max().log().item()
+    for candidate in closed:
+        ratio = _ratio(log_sigma, candidate.log_bound(problem))
+        yield _outcome(problem, candidate.name, candidate.source, ratio, tries)
+    if inputs.masses is None:
+        yield from _local_outcomes(problem, inputs, sigma, local, generator)
+
+
+def _outcome(problem: Problem, bound: str, source: str, ratio: float, tries: int) -> Outcome:
+    return Outcome(bound, source, ratio, tries, problem.describe(), large_a=problem.size >= 1)
+
+
+def _search(
+    problem: Problem, generator: torch.Generator, *, ascent: bool
+) -> tuple[Inputs, Tensor, int]:
+    """Inputs of the problem, the truth at each, and how many were looked at to find them."""
+    inputs = _with_worst_case(problem, first_inputs(problem, generator))
+    sigma = truth(problem, inputs)
+    passed = 0
+    for move in MOVES:
+        near = perturbed(problem, _best(inputs, sigma), move, generator)
+        inputs, sigma = _extended(problem, inputs, sigma, near)
+    if ascent and inputs.masses is None:
+        start = _best(inputs, sigma).X
+        f = Attention.from_matrices(problem.A, problem.V, causal=problem.causal)
+        reached = ascend(f, start, problem.radius, steps=ASCENT_STEPS, progress=False)
+        inputs, sigma = _extended(problem, inputs, sigma, Inputs(reached.X))
+        passed = (ASCENT_STEPS - 1) * len(start)
+    return inputs, sigma, len(sigma) + passed
+
+
+def _extended(
+    problem: Problem, inputs: Inputs, sigma: Tensor, more: Inputs
+) -> tuple[Inputs, Tensor]:
+    return inputs.join(more), torch.cat([sigma, truth(problem, more)])
+
+
+def _best(inputs: Inputs, sigma: Tensor, count: int = 4) -> Inputs:
+    return inputs.pick(sigma.topk(min(count, len(sigma))).indices)
+
+
+def _with_worst_case(problem: Problem, inputs: Inputs) -> Inputs:
+    """The inputs and the theory's worst cases; with masses, the score gap's pair at several."""
+    if inputs.masses is None:
+        worst = [worst_case_inputs(problem.A, problem.n, problem.radius, causal=problem.causal)]
+        if _has_balanced_query(problem):
+            worst.append(bounds.torn_inputs(problem.A, problem.n, problem.radius, V=problem.V))
+        return inputs.join(Inputs(torch.stack(worst)))
+    first, others = score_gap_inputs(problem.A, 2, problem.radius)
+    lowest = problem.smallest_log_mass
+    share = torch.logspace(lowest, 0, 10, base=math.e, dtype=torch.float64)[:, None] / 2
+    n = inputs.X.shape[1]
+    X = torch.stack([first, *[others] * (n - 1)]).expand(len(share), n, -1)
+    masses = torch.cat([share, ((1 - share) / (n - 1)).expand(-1, n - 1)], dim=1)
+    if problem.kind == "counts":
+        counts = (masses[:, 1:] * problem.n).floor().clamp(min=1)
+        masses = torch.cat([problem.n - counts.sum(-1, keepdim=True), counts], dim=1)
+        masses = torch.where(masses[:, :1] >= 1, masses, inputs.masses[: len(share)])
+    return inputs.join(Inputs(X, masses))
+
+
+def _local_outcomes(
+    problem: Problem,
+    inputs: Inputs,
+    sigma: Tensor,
+    candidates: Sequence[LocalCandidate],
+    generator: torch.Generator,
+) -> Iterator[Outcome]:
+    """Local bounds at the worst input and at some others; then the largest-token norm."""
+    some = torch.cat([sigma.argmax()[None], torch.randperm(len(sigma), generator=generator)[:5]])
+    X = inputs.X[some]
+    f = Attention.from_matrices(problem.A, problem.V, causal=problem.causal)
+    outcome = partial(_outcome, problem, tries=len(X))
+    for candidate in candidates:
+        ratio = _largest_ratio(sigma[some], candidate.bound(f, X))
+        yield outcome(candidate.name, candidate.source, ratio)
+    theta = bounds.emadi2026_softmax_norm(f.weights(X)).amax((-2, -1)).clamp(max=1.0)
+    norms = {"radius": problem.radius, "norm_a": problem.norm_a, "norm_v": problem.norm_v}
+    bound = [bounds.emadi2026_token_upper(theta=t, **norms) for t in theta.tolist()]
+    token = token_norm(dense_jacobian(problem.A, problem.V, X, causal=problem.causal))
+    ratio = _largest_ratio(token, token.new_tensor(bound))
+    yield outcome("emadi2026_token_upper", "emadi2026", ratio)
+
+
+def lower_setting(seed: int, index: int) -> Iterator[Outcome]:
+    """Lower bounds at the inputs for which the theory states them; n up to 10¹² through counts."""
+    problem = make_problem(_generator(seed, index))
+    n = problem.n if problem.kind == "counts" else max(problem.n, 2)
+    problem = replace(problem, kind="causal" if problem.causal else "counts", n=n)
+    gamma, u = bounds.eigen_gamma(problem.A)
+    at_eigen = _one_against_all(problem, eigenvector_inputs)
+    sizes = {"n": n, "radius": problem.radius}
+    outcome = partial(_outcome, problem, tries=1)
+    if problem.causal:
+        value = bounds.masked_lower(gamma=gamma, norm_v=problem.norm_v, **sizes)
+        yield outcome("masked_lower", "paper", _quotient(value, at_eigen))
+        return
+    value = bounds.adversarial_lower(gamma=gamma, norm_v=problem.norm_v, **sizes)
+    yield outcome("adversarial_lower", "paper", _quotient(value, at_eigen))
+    value = bounds.refined_lower(gamma=gamma, norm_vu=(problem.V @ u).norm().item(), **sizes)
+    yield outcome("refined_lower", "book", _quotient(value, at_eigen))
+    value = bounds.score_gap_lower(A=problem.A, V=problem.V, **sizes)
+    at_gap = _one_against_all(problem, score_gap_inputs)
+    yield outcome("score_gap_lower", "book", _quotient(value, at_gap))
+    if _has_balanced_query(problem):
+        yield outcome("torn_lower", "book", _balanced_query_ratio(problem))
+
+
+def _one_against_all(
+    problem: Problem, construction: Callable[[Tensor, int, float], Tensor]
+) -> float:
+    """The truth where x_1 comes once, and then n − 1 times x_2."""
+    if problem.causal:
+        inputs = Inputs(construction(problem.A, problem.n, problem.radius)[None])
+    else:
+        pair = construction(problem.A, 2, problem.radius)
+        inputs = Inputs(pair[None], _masses(1, problem.n - 1))
+    return truth(problem, inputs).item()
+
+
+def _has_balanced_query(problem: Problem) -> bool:
+    return len(problem.A) > 1 and problem.n > 2 and problem.size > 0
+
+
+def _balanced_query_ratio(problem: Problem) -> float:
+    """Lower bound over the truth at its inputs: two tokens far apart, and one n − 2 times."""
+    problem = replace(problem, n=min(problem.n, 1000))
+    X = bounds.torn_inputs(problem.A, problem.n, problem.radius, V=problem.V)[:3]
+    sigma = truth(problem, Inputs(X[None], _masses(1, 1, problem.n - 2))).item()
+    bound = bounds.torn_lower(n=problem.n, radius=problem.radius, A=problem.A, V=problem.V)
+    return _quotient(bound, sigma)
+
+
+def _masses(*counts: float) -> Tensor:
+    return torch.tensor([counts], dtype=torch.float64)
+
+
+def layer_setting(seed: int, index: int) -> Iterator[Outcome]:
+    """Several heads with biases, rotary positions, masks and an output projection."""
+    generator = _generator(seed, index)
+    f = _random_layer(generator)
+    n = 4
+    d = f.query.shape[-1]
+    radius = 10 ** (1.5 * torch.rand((), generator=generator).item() - 1)
+    X = torch.randn(12, n, d, generator=generator, dtype=torch.float64)
+    lengths = torch.where(torch.rand(12, n, 1, generator=generator) < 0.7, 1.0, 0.5).double()
+    X = radius * lengths * X / X.norm(dim=-1, keepdim=True)
+    if index % 4 == 0:
+        X = ascend(f, X[:4], radius, steps=15, progress=False).X
+    sigma = torch.linalg.matrix_norm(f.jacobian(X).dense(), 2)
+    where = f"layer, {f.heads} heads, d={d}, n={n}, R={radius:.3g}"
+    outcome = partial(Outcome, source="book", tries=len(X), where=where)
+    closed = {
+        "layer_upper": bounds.layer_upper(f, n=n, radius=radius),
+        "best_upper (layer)": bounds.best_upper(attention=f, n=n, radius=radius),
+    }
+    for name, bound in closed.items():
+        yield outcome(name, ratio=(sigma.max() / bound).item())
+    yield outcome("local_upper", ratio=_largest_ratio(sigma, bounds.local_upper(f, X)))
+
+
+def _random_layer(generator: torch.Generator) -> Attention:
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    def toss() -> bool:
+        return torch.rand((), generator=generator).item() < 0.5
+
+    heads = k = p = 2
+    d = 3
+    key_heads = 1 if toss() else heads
+    projected = toss()
+    return Attention(
+        query=draw(heads, k, d),
+        key=draw(key_heads, k, d),
+        value=draw(key_heads, p, d),
+        query_bias=draw(heads, k) if toss() else None,
+        key_bias=draw(key_heads, k) if toss() else None,
+        output=draw(3, heads * p) if projected else None,
+        causal=toss(),
+        rotary=torch.tensor([1.0], dtype=torch.float64) if toss() else None,
+        log_weights=draw(4) if toss() else None,
+    )
+
+
+def l2_setting(seed: int, index: int) -> Iterator[Outcome]:
+    """L2 attention, anywhere in space."""
+    generator = _generator(seed, index)
+    heads, k, d, n = (int(torch.randint(1, top, (), generator=generator)) for top in (3, 3, 4, 6))
+    size = 10 ** (2 * torch.rand((), generator=generator) - 1)
+    query = size * torch.randn(heads, k, d, generator=generator, dtype=torch.float64)
+    value = torch.randn(heads, 2, d, generator=generator, dtype=torch.float64)
+    X = torch.randn(16, n, d, generator=generator, dtype=torch.float64)
+    scale = 10 ** (3 * torch.rand(16, 1, 1, generator=generator, dtype=torch.float64) - 2)
+    norms_q = torch.linalg.matrix_norm(query, 2)
+    norms_v = torch.linalg.matrix_norm(value, 2)
+    X = X * scale / norms_q.amax()
+    J = reverse_mode_jacobian(lambda Y: l2_attention_map(Y, query, value), X)
+    sigma = frobenius_norm(J).max().item()
+    where = f"L2 attention, {heads} heads, k={k}, d={d}, n={n}, |Q|={norms_q.amax():.3g}"
+    norms = {"norms_q": norms_q.tolist(), "norms_v": norms_v.tolist()}
+    for name, source in (
+        ("l2_attention_upper", "book"),
+        ("kim2021_l2_upper", "kim2021"),
+        ("kim2021_l2_upper_restated", "kim2021"),
+    ):
+        bound = getattr(bounds, name)(n=n, head_dim=k, **norms)
+        yield Outcome(name, source, sigma / bound, len(X), where)
+
+
+def softmax_setting(seed: int, index: int) -> Iterator[Outcome]:
+    """Two norms of the softmax's Jacobian, against eigenvalues and against all pairs of signs."""
+    generator = _generator(seed, index)
+    n = int(torch.randint(1, 8, (), generator=generator))
+    scale = 10 ** (2 * torch.rand(64, 1, generator=generator, dtype=torch.float64) - 1)
+    p = torch.softmax(scale * torch.randn(64, n, generator=generator, dtype=torch.float64), dim=-1)
+    products = p[:, :, None] * p[:, None, :]
+    products = products - torch.diag_embed(products.diagonal(dim1=1, dim2=2))
+    # p_i(1 − p_i) as a sum keeps its digits near one-hot rows
+    M = torch.diag_embed(products.sum(-1)) - products
+    outcome = partial(Outcome, tries=64, where=f"n={n}")
+    ratio = _largest_ratio(torch.linalg.eigvalsh(M)[:, -1], bounds.softmax_norm_upper(p))
+    yield outcome("softmax_norm_upper", "yudin2025", ratio)
+    signs = 1.0 - 2 * (torch.arange(2**n)[:, None] >> torch.arange(n) & 1).double()
+    reached = (M @ signs.mT).abs().sum(1).amax(-1)
+    ratio = _largest_ratio(reached, bounds.emadi2026_softmax_norm(p))
+    yield outcome("emadi2026_softmax_norm", "emadi2026", ratio)
+
+
+SETTINGS: dict[str, Callable[[int, int], Iterator[Outcome]]] = {
+    "head": head_setting,
+    "lower": lower_setting,
+    "layer": layer_setting,
+    "l2": l2_setting,
+    "softmax": softmax_setting,
+}
+
+
+def _generator(seed: int, index: int) -> torch.Generator:
+    return torch.Generator().manual_seed((seed * 1_000_003 + index) % 2**63)
+
+
+def _ratio(log_value: float, log_bound: float) -> float:
+    """e^(difference), with 0/0 = 0: a bound zero of a constant zero is kept."""
+    if log_value == -math.inf:
+        return 0.0
+    return math.inf if log_bound == -math.inf else math.exp(min(log_value - log_bound, 700.0))
+
+
+def _quotient(value: float, bound: float) -> float:
+    """value / bound, with 0/0 = 0."""
+    if value == 0:
+        return 0.0
+    return math.inf if bound == 0 else value / bound
+
+
+def _largest_ratio(values: Tensor, bound: Tensor) -> float:
+    """Largest quotient, with 0/0 = 0."""
+    ratios = torch.where(values > 0, values / bound, torch.zeros_like(values))
+    return ratios.max().item()

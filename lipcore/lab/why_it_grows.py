@@ -1,0 +1,146 @@
+"""How the constants of a model's layers grow with the text, and which term carries them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lipcore.attention import Attention
+from lipcore.models.language_model import LanguageModel
+from lipcore.models.texts import sequences
+from lipcore.spectral import SpectralNorm, local_lipschitz
+
+
+def layer_constants(
+    model: LanguageModel,
+    ids: Tensor,
+    lengths: Iterable[int],
+    *,
+    layers: Sequence[int] | None = None,
+    count: int = 10,
+    start: int | torch.Generator = 0,
+    tol: float = 1e-2,
+) -> np.ndarray:
+    """Local constants of several layers on consecutive pieces of a text, at several lengths.
+
+    Parameters
+    ----------
+    model : LanguageModel
+    ids : Tensor of integers, shape (tokens,)
+        The text.
+    lengths : iterable of int
+    layers : sequence of int, optional
+        All if left out.
+    count, start
+        Of the pieces, as for :func:`lipcore.models.texts.sequences`.
+    tol : float
+        Relative tolerance; values are lower by at most about so much.
+
+    Returns
+    -------
+    ndarray, shape (layers, lengths, count)
+
+    Raises
+    ------
+    ValueError, IndexError
+        If no layer or length is given, the text is too short, a length exceeds the model's
+        positions, or there is no such layer.
+    RuntimeError
+        If a constant did not converge to the tolerance.
+    """
+    layers = list(range(model.n_layers) if layers is None else layers)
+    lengths = list(lengths)
+    if not (layers and lengths):
+        raise ValueError(
+            f"layers, lengths: expected at least one of each, got {layers} and {lengths}"
+        )
+    attentions = {layer: model.attention(layer) for layer in layers}
+    constants = np.empty((len(layers), len(lengths), count))
+    for column, n in enumerate(lengths):
+        pieces = sequences(model, ids, n, count, start=start)
+        states = model.all_hidden_states(pieces, up_to=max(layers))
+        for row, layer in enumerate(layers):
+            found = local_lipschitz(attentions[layer], states[layer], tol=tol)
+            if not bool(found.converged.all()):
+                raise RuntimeError(
+                    f"tol: expected every constant at n={n} to converge to {tol:g}, some did not"
+                )
+            constants[row, column] = found.value.numpy(force=True)
+    return constants
+
+
+def term_shares(attention: Attention, X: Tensor, found: SpectralNorm) -> Tensor:
+    r"""The share of each of the Jacobian's terms (:prf:ref:`thm-jacobian`) in the worst response.
+
+    With the top singular pair, :math:`D_Xf[H] = \sigma G`, the three numbers
+    :math:`\langle G, \mathrm{term}[H]\rangle/\sigma` add up to one. A share may be negative: a term
+    can work against the others.
+
+    Parameters
+    ----------
+    attention : Attention
+    X : Tensor, shape (…, n, d)
+    found : SpectralNorm
+        ``local_lipschitz(attention, X)``.
+
+    Returns
+    -------
+    Tensor, shape (…, 3)
+        Mixing, own query, others' keys.
+
+    Raises
+    ------
+    ValueError
+        If a constant is zero.
+
+    Examples
+    --------
+    >>> import torch
+    >>> f = Attention.from_matrices(torch.zeros(2, 2), torch.eye(2))  # no scores: mixing alone
+    >>> X = torch.randn(4, 2, generator=torch.Generator().manual_seed(0))
+    >>> term_shares(f, X, local_lipschitz(f, X)).round(decimals=3).tolist()
+    [1.0, 0.0, 0.0]
+    """
+    if not bool((found.value > 0).all()):
+        raise ValueError("found: expected constants other than zero, of which there are no shares")
+    linear = replace(attention, query_bias=None, key_bias=None, value_bias=None)
+    queries, keys, values = attention.project(X)
+    dq, dk, dv = linear.project(found.right)
+    P = attention.weights(X)
+    values = values - values.mean(-2, keepdim=True)  # rows of a change of weights sum to zero
+    terms = [P @ dv]
+    for change in (dq @ keys.mT, queries @ dk.mT):  # of the scores
+        weighted = P * change
+        terms.append((weighted - P * weighted.sum(-1, keepdim=True)) @ values)
+    joined = torch.stack([attention.join_heads(term) for term in terms])
+    return ((joined * found.left).sum((-2, -1)) / found.value).movedim(0, -1)
+
+
+def column_means(P: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Largest mean and largest root mean square of a column of weights (:prf:ref:`thm-why-lever`).
+
+    .. math:: \max_j \Big(\frac1n\sum_i P_{ij}^2\Big)^{1/2} \le \frac{\|P\|_2}{\sqrt n}
+        \le \Big(\max_j \frac1n\sum_i P_{ij}\Big)^{1/2}
+
+    Parameters
+    ----------
+    P : Tensor, shape (…, n, n)
+        Attention weights; rows sum to one.
+
+    Returns
+    -------
+    mean, root_mean_square : Tensor, shape (…)
+        :math:`\max_j q_j` and :math:`\max_j p_j`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> P = torch.tensor([[1.0, 0.0], [1.0, 0.0]])  # all the weight is on the first token
+    >>> [float(part) for part in column_means(P)]
+    [1.0, 1.0]
+    """
+    return P.mean(-2).amax(-1), P.square().mean(-2).sqrt().amax(-1)

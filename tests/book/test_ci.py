@@ -1,0 +1,79 @@
+"""What the workflows run and publish."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKFLOWS = ROOT / ".github" / "workflows"
+
+
+def jobs(name: str) -> dict:
+    return yaml.safe_load((WORKFLOWS / f"{name}.yml").read_text(encoding="utf8"))["jobs"]
+
+
+def runs(job: dict) -> list[str]:
+    return [step["run"] for step in job["steps"] if "run" in step]
+
+
+def test_the_book_is_built_and_checked_in_this_order():
+    steps = jobs("book")["book"]["steps"]
+    made = [r for r in runs(jobs("book")["book"]) if r.startswith("make ")]
+    assert made == ["make env", "make book", "make editions", "make check"]
+    cached = next(step for step in steps if step.get("uses", "").startswith("actions/cache"))
+    after = next(step for step in steps if "BOOK_BUILT_AFTER" in step.get("run", ""))
+    assert (cached["if"], after["if"]) == ("${{ !inputs.cold }}", "inputs.cold")
+
+
+def test_what_is_published_was_tested_and_executed_in_the_same_run():
+    found = jobs("ci")
+    assert set(found["publish"]["needs"]) == {"test", "book"}
+    assert found["publish"]["if"] == "github.event_name == 'push'"
+    assert found["book"]["with"]["cold"] == "${{ github.event_name == 'push' }}"
+    assert runs(found["test"]) == ["make env", "make lint", "make test"]
+    assert any(".ci/publish pages" in run for run in runs(found["publish"]))
+
+
+def test_every_week_everything_is_run_from_nothing():
+    found = jobs("weekly")
+    assert found["book"]["with"] == {"cold": True}
+    assert "make links" in runs(found["links"])
+    assert set(found["report"]["needs"]) == set(found) - {"report"}
+    assert found["report"]["if"] == "failure()"
+
+
+def test_jobs_that_are_called_exist():
+    for path in WORKFLOWS.glob("*.yml"):
+        for job in jobs(path.stem).values():
+            assert "steps" in job or (ROOT / job["uses"]).exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs bash")
+def test_scripts_parse():
+    for name in (".ci/run", ".ci/publish", "postBuild"):
+        subprocess.run(["bash", "-n", str(ROOT / name)], check=True)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs bash")
+def test_the_branch_holds_the_last_pages_only(tmp_path):
+    remote, site = tmp_path / "remote.git", tmp_path / "site"
+    subprocess.run(["git", "init", "-q", "--bare", str(remote)], check=True)
+    (site / "_sources").mkdir(parents=True)
+    (site / ".nojekyll").touch()
+    for name in ("one.ipynb", "two.ipynb"):
+        (site / "_sources" / name).touch()
+        subprocess.run([str(ROOT / ".ci" / "publish"), str(site), str(remote)], check=True)
+        (site / "_sources" / name).unlink()
+
+    def git(*command: str) -> list[str]:
+        done = subprocess.run(
+            ["git", "-C", str(remote), *command], check=True, capture_output=True, text=True
+        )
+        return done.stdout.split()
+
+    assert git("ls-tree", "-r", "--name-only", "gh-pages") == [".nojekyll", "_sources/two.ipynb"]
+    assert len(git("log", "--format=%h", "gh-pages")) == 1
+    assert sorted(p.name for p in site.iterdir()) == [".nojekyll", "_sources"]

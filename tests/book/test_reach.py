@@ -1,0 +1,142 @@
+"""A page reaches the modules that its imports lead to, and the whole package where they cannot be followed."""
+
+import ast
+from pathlib import Path
+
+import jupytext
+import pytest
+from book_build.reach import Package
+
+ROOT = Path(__file__).resolve().parents[2]
+
+FILES = {
+    "__init__": """
+import importlib
+from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    from pkg import bounds, rooms
+    from pkg.core import solve
+__all__ = ["bounds", "rooms", "solve"]
+def __getattr__(name):
+    return importlib.import_module("pkg.core")
+""",
+    "core": '"""Words."""\nimport numpy\ndef solve(): ...',
+    "bounds/__init__": "from pkg.bounds.upper import upper\nfrom .lower import lower as least\n",
+    "bounds/upper": "from pkg.core import solve\ndef upper(): ...",
+    "bounds/lower": "def lower():\n    from ..core import solve\n    from . import _shared",
+    "bounds/_shared": "",
+    "rooms/__init__": "from pkg.rooms.red import red\nREGISTRY = {red: 1}\n",
+    "rooms/red": "red = 1",
+    "rooms/blue": "import pkg\nversion = pkg.__file__",
+    "dynamic": "import importlib\ndef get(name): return importlib.import_module(name)",
+    "everything": "from pkg import bounds\ndef all(): return vars(bounds)",
+}
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory) -> Package:
+    folder = tmp_path_factory.mktemp("reach") / "pkg"
+    for name, text in FILES.items():
+        path = folder / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf8")
+    return Package(folder)
+
+
+UPPER = {"bounds.upper", "core"}
+LOWER = {"bounds.lower", "bounds._shared", "core"}
+
+
+@pytest.mark.parametrize(
+    ("code", "reached"),
+    [
+        ("import numpy", set()),
+        ("from pkg import solve", {"core"}),
+        ("import pkg\npkg.solve()", {"core"}),
+        ("from pkg.core import solve", {"core"}),
+        ("import pkg.core", {"core"}),
+        ("import pkg.core as c", {"core"}),
+        ("from pkg.bounds import upper", UPPER),
+        ("from pkg.bounds import upper as u", UPPER),
+        ("from pkg.bounds import least", LOWER),
+        ("def later():\n    from pkg.bounds import upper", UPPER),
+        ("from pkg import bounds", set()),
+        ("from pkg import bounds\nbounds.upper(1)", UPPER),
+        ("from pkg import bounds as b\n[b.upper(1), b.least(2)]", UPPER | LOWER),
+        ("import pkg\npkg.bounds.upper(1)", UPPER),
+        ("import pkg.bounds\npkg.bounds.upper(1)", UPPER),
+        ("import pkg.bounds as b\nb.upper(1)", UPPER),
+        ("from pkg.bounds import lower", LOWER),
+        ("from pkg import bounds\nprint(bounds)", {"bounds"} | UPPER | LOWER),
+        ("from pkg import bounds\ngetattr(bounds, name)", {"bounds"} | UPPER | LOWER),
+        ("from pkg import bounds\nbounds.unknown", {"bounds"} | UPPER | LOWER),
+        ("import pkg.everything", {"everything", "bounds"} | UPPER | LOWER),
+        ("from pkg.rooms import blue", {"rooms", "rooms.red", "rooms.blue"}),
+        ("from pkg.rooms import red", {"rooms", "rooms.red"}),
+        ("from pkg import rooms\nrooms.REGISTRY", {"rooms", "rooms.red"}),
+        ("x.eval(), re.compile('x')", set()),
+    ],
+)
+def test_imports_are_followed(package, code, reached):
+    assert package.reached_from(code) == {f"pkg.{name}" for name in reached}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from pkg import *",
+        "from pkg.bounds import *",
+        "from pkg import missing",
+        "from pkg.bounds import missing",
+        "import pkg.missing as m\nfrom pkg.missing import x",
+        "import pkg\nprint(pkg)",
+        "import importlib\nimportlib.import_module(name)",
+        "from importlib import import_module",
+        "__import__('pkg')",
+        "exec(code)",
+        "import subprocess",
+        "%run other.py",
+        "!pkg measure",
+        "import pkg.dynamic",
+    ],
+)
+def test_what_cannot_be_followed_reaches_everything(package, code):
+    assert package.reached_from(code) == set(package.modules)
+
+
+def test_docstrings_and_comments_do_not_matter(tmp_path, package):
+    def signature(text: str) -> str:
+        (tmp_path / "pkg").mkdir(exist_ok=True)
+        (tmp_path / "pkg" / "core.py").write_text(text, encoding="utf8")
+        return Package(tmp_path / "pkg").modules["pkg.core"].signature
+
+    assert signature(FILES["core"]) == signature(
+        "import numpy\ndef solve():\n    '''More.'''\n    ..."
+    )
+    assert signature(FILES["core"]) != signature("import numpy\ndef solve(): return 1")
+
+
+def test_no_page_of_the_book_reaches_everything():
+    """Otherwise each change of the package would execute it again."""
+    package = Package(ROOT / "lipcore")
+    for path in sorted((ROOT / "notebooks").glob("*.md")):
+        cells = jupytext.read(path, fmt="md:myst").cells
+        code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
+        assert package.reached_from(code) != set(package.modules), path.stem
+
+
+def test_the_names_at_the_top_are_imported_lazily_from_where_the_imports_say():
+    """What :mod:`reach` reads (``if TYPE_CHECKING``) is what ``__getattr__`` does."""
+    tree = ast.parse((ROOT / "lipcore" / "__init__.py").read_text(encoding="utf8"))
+    homes = next(
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and node.targets[0].id == "_HOMES"
+    )
+    imported = {
+        alias.name: node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("lipcore.")
+        for alias in node.names
+    }
+    assert {name: f"lipcore.{home}" for name, home in homes.items()} == imported

@@ -1,0 +1,258 @@
+"""The best bound: never above another that applies, never below the truth, right at every size."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lipcore import Attention, bounds
+from lipcore.adversarial import ascend
+from lipcore.bounds import best_upper
+
+F64 = torch.float64
+EYE = torch.eye(2, dtype=F64)
+KINDS = ("any", "symmetric", "positive", "negative", "rank one", "turn", "zero")
+
+
+def matrices(kind, seed, d):
+    M, V = torch.randn(2, d, d, generator=torch.Generator().manual_seed(seed), dtype=F64)
+    A = {"any": M, "symmetric": M + M.mT, "positive": M @ M.mT, "negative": -M @ M.mT,
+         "rank one": M[:, :1] @ M[:1], "turn": M - M.mT, "zero": 0 * M}[kind]  # fmt: skip
+    return A, V[: 1 + seed % d]
+
+
+def norm2(M):
+    return torch.linalg.matrix_norm(M, 2).item()
+
+
+def others(*, n, a, causal, bias=False, rotary=False, A=None, radius=None):
+    """The logarithms of all other public bounds, for ‖V‖ = 1: by a, and by A where it alone decides."""
+    sizes = {"radius": 1.0, "norm_a": a, "norm_v": 1.0, "log": True}
+    if n is not None:
+        yield bounds.general_upper(n=n, **sizes)
+        yield bounds.masked_upper(n=n, **sizes) if causal else bounds.unified_upper(n=n, **sizes)
+        if not rotary:
+            yield bounds.torn_upper(n=n, **sizes)
+            if not causal:
+                yield bounds.unified_upper_sharp(n=n, **sizes)
+    if not causal:
+        yield bounds.mean_field_upper_paper(**sizes)
+        yield bounds.mean_field_upper(**sizes)
+    if not rotary:
+        yield (bounds.masked_upper_moments if causal else bounds.mean_field_upper_sharp)(**sizes)
+    if A is not None and not bias and not rotary:
+        head = {"A": A, "radius": radius, "norm_v": 1.0, "log": True}
+        yield bounds.masked_upper_rate(**head) if causal else bounds.mean_field_upper_rate(**head)
+        if n is not None and not causal:
+            yield bounds.unified_upper_rate(n=n, **head)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    kind=st.sampled_from(KINDS),
+    seed=st.integers(0, 10**6),
+    d=st.integers(1, 5),
+    radius=st.one_of(st.just(0.0), st.floats(-10, 10).map(lambda x: 10**x), st.just(1e150)),
+    n=st.one_of(st.none(), st.integers(1, 60), st.integers(1, 10**12)),
+    causal=st.booleans(),
+)
+def test_never_above_another_bound(kind, seed, d, radius, n, causal):
+    A, V = matrices(kind, seed, d)
+    found = best_upper(A=A, V=V, radius=radius, n=n, causal=causal, log=True)
+    log_v = math.log(norm2(V))
+    a = norm2(A) * radius**2
+    for log_bound in others(n=n, a=a, causal=causal, A=A, radius=radius) if a < 1e300 else ():
+        assert found <= log_bound + log_v + 1e-9 + 1e-12 * abs(log_bound)
+    assert not math.isnan(found)
+    for change in ({"radius": 1.5 * radius}, {"n": None if n is None or seed % 2 else 2 * n + 1}):
+        sizes = {"radius": radius, "n": n} | change
+        larger = best_upper(A=A, V=V, causal=causal, log=True, **sizes)
+        assert found <= larger + 1e-9 + 1e-12 * abs(larger)
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 10**6),
+    heads=st.integers(1, 3),
+    radius=st.floats(-3, 3).map(lambda x: 10**x),
+    n=st.one_of(st.none(), st.integers(1, 60), st.integers(1, 10**12)),
+    causal=st.booleans(),
+    bias=st.booleans(),
+    rotary=st.booleans(),
+    projected=st.booleans(),
+)
+def test_never_above_another_bound_of_a_layer(
+    seed, heads, radius, n, causal, bias, rotary, projected
+):
+    """Each bound of a head, with its reach in the place of a, joined in plain numbers as heads are."""
+    generator = torch.Generator().manual_seed(seed)
+    query, key, value = torch.randn(3, heads, 2, 4, generator=generator, dtype=F64)
+    f = Attention(
+        query, key, value, query_bias=query[..., 0] if bias else None, key_bias=key[..., 1],
+        output=torch.randn(3, 2 * heads, generator=generator, dtype=F64) if projected else None,
+        rotary=torch.tensor([0.7], dtype=F64) if rotary else None, causal=causal,
+    )  # fmt: skip
+    found = best_upper(attention=f, radius=radius, n=n, log=True)
+    assert n is None or found <= bounds.layer_upper(f, n=n, radius=radius, log=True) + 1e-9
+    known = {"n": n, "causal": causal, "bias": bias, "rotary": rotary, "radius": radius}
+    per_head = [
+        list(others(a=a, A=A, **known))
+        for a, A in zip(
+            bounds.score_reach(f, radius=radius).tolist(), f.score_matrices(), strict=True
+        )
+    ]
+    for logs in torch.tensor(per_head, dtype=F64).mT:
+        shift = logs.max()
+        alone, through = (
+            torch.linalg.matrix_norm(M, 2) * (logs - shift).exp()
+            for M in (f.value, f.value_matrices())
+        )
+        joined = alone.norm()
+        if projected:
+            joined = torch.minimum(norm2(f.output) * joined, through.sum())
+        limit = (joined.log() + shift).item()
+        assert found <= limit + 1e-9 + 1e-12 * abs(limit)
+
+
+@pytest.mark.parametrize("radius", [1e-6, 0.3, 1.0, 1e3])
+def test_holds_for_every_layer(case, truth, radius):
+    """Biases, heads, groups, rotary positions, projections, masks, log-weights: the whole table."""
+    n = case.X.shape[-2]
+    generator = torch.Generator().manual_seed(0)
+    X = torch.randn(4, n, case.X.shape[-1], generator=generator, dtype=F64)
+    X[:2] = X[:2] / X[:2].norm(dim=-1, keepdim=True)
+    reached = truth.of_map(case.attention, truth.to_ball(radius * X, radius)).max().item()
+    assert reached <= best_upper(attention=case.attention, n=n, radius=radius) * (1 + 1e-9)
+
+
+LAYERS = ("biases", "biases, causal", "rotary", "rotary, everything", "heads concatenated", "mask",
+          "log-weights")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_holds_on_optimised_inputs(make_case, truth, name):
+    f = make_case(name).attention
+    start = truth.to_ball(make_case(name).X, 1.0)
+    reached = truth.of_map(f, ascend(f, start, 1.0, steps=25, progress=False).X[None]).item()
+    assert reached > 1.2 * truth.of_map(f, start[None]).item()  # it went uphill
+    assert reached <= best_upper(attention=f, n=len(start), radius=1.0) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_holds_for_heads_at_ascended_inputs(truth, causal):
+    starts = torch.randn(len(KINDS), 5, 2, generator=torch.Generator().manual_seed(1), dtype=F64)
+    starts[:, 1:] = 0.8 * starts[:, 1:2] + 0.05 * starts[:, 1:]
+    for size in (0.3, 1.5, 5.0):
+        A, V = map(torch.stack, zip(*(matrices(kind, 6, 2) for kind in KINDS), strict=True))
+        A = size * A / torch.linalg.matrix_norm(A, 2).clamp(min=1e-9)[:, None, None]
+        X = truth.to_ball(starts, 1.0)
+        value = truth.ascended(lambda X: truth.of_head(A, V, X, causal=causal), X, 1.0, 25)  # noqa: B023
+        for index in range(len(KINDS)):
+            bound = best_upper(A=A[index], V=V[index], radius=1.0, n=5, causal=causal)
+            assert value[index] <= bound * (1 + 1e-9)
+
+
+def test_values_of_the_examples():
+    """Where older forms gave 259 and 52.9."""
+    three = {"A": -3 * EYE, "V": EYE, "radius": 1.0, "causal": True}
+    assert best_upper(n=4096, **three) == pytest.approx(89.36, abs=0.01)
+    assert best_upper(**three) == pytest.approx(178.46, abs=0.01)
+    assert best_upper(A=-5 * EYE, V=EYE, radius=1.0, n=64) == pytest.approx(34.12, abs=0.01)
+
+
+def test_is_reached():
+    """One token; no scores; balanced queries at large radius. (Two Diracs: test_mean_field.)"""
+    A, V = matrices("any", 3, 3)
+    for causal in (False, True):
+        assert best_upper(A=A, V=V, radius=50.0, n=1, causal=causal) == pytest.approx(norm2(V))
+    assert best_upper(A=0 * A, V=V, radius=50.0, n=10**6) == pytest.approx(norm2(V))
+    reached = bounds.torn_lower(n=10_000, radius=8.0, A=-EYE, V=EYE)
+    assert 1 <= best_upper(A=-EYE, V=EYE, radius=8.0, n=10_000) / reached < 1.03
+    sharp = bounds.mean_field_upper_sharp(radius=1.0, norm_a=14.0, norm_v=1.0)  # exact to 1e-5
+    assert best_upper(A=-14 * EYE, V=EYE, radius=1.0) == pytest.approx(sharp, rel=1e-12)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_far_out(causal):
+    """a = 10⁶ and n = 10¹²: the logarithm is a number, the value inf; radius 10²⁰⁰ too."""
+    sizes = {"A": -EYE, "V": EYE, "causal": causal}
+    found = best_upper(radius=1e3, n=10**12, log=True, **sizes)
+    assert found == pytest.approx(math.log(10**6) + math.log(10**12 / 2) / 2, abs=1e-5)
+    assert best_upper(radius=1e3, log=True, **sizes) == pytest.approx(1e6, abs=20)
+    assert best_upper(radius=1e3, **sizes) == math.inf
+    far = best_upper(radius=1e200, n=10**12, log=True, **sizes)
+    assert far == pytest.approx(400 * math.log(10) + math.log(10**12 / 2) / 2, rel=1e-8)
+    assert best_upper(A=0 * EYE, V=0 * EYE, radius=1.0, n=3, causal=causal, log=True) == -math.inf
+
+
+def test_a_head_and_its_layer_agree(randn):
+    A, V = randn(3, 3), randn(2, 3)
+    for causal, n in ((False, None), (True, 9), (False, 9)):
+        f = Attention.from_matrices(A, V, causal=causal)
+        expected = best_upper(A=A, V=V, radius=2.0, n=n, causal=causal)
+        assert best_upper(attention=f, radius=2.0, n=n) == expected
+    single = best_upper(A=A.float(), V=V.float(), radius=2.0, n=9)
+    assert single == pytest.approx(expected, rel=1e-5)
+
+
+def test_what_is_left_with_rotary_positions_and_masks(make_case):
+    """Three separate terms, with the longest column that is known; rows that sum to one, where it is not."""
+    f = make_case("rotary").attention.head(0)
+    R = 0.4
+    a = bounds.score_reach(f, radius=R).item()
+    norm_v = norm2(f.value[0])
+    kappa = math.exp(2 * a)
+    log_weights = torch.zeros(6, dtype=F64)
+    hardy = 2 * (1 + 2 * a) * math.exp(a)
+    expected = [
+        ({}, 6, (1 + a) * math.sqrt(6 * kappa / (5 + kappa))),
+        ({}, None, (1 + a) * math.exp(a)),
+        ({"causal": True}, 6, (1 + a) * math.sqrt(min(6, 1 + kappa * math.log(1 + 5 / kappa)))),
+        ({"causal": True}, None, hardy),
+        ({"causal": True}, 10**40, hardy),
+        ({"log_weights": log_weights}, None, (1 + a) * math.sqrt(6)),
+        ({"causal": True, "log_weights": log_weights}, 6, (1 + a) * math.sqrt(6)),
+    ]
+    for change, n, mixing in expected:
+        found = best_upper(attention=replace(f, **change), radius=R, n=n)
+        assert found == pytest.approx(norm_v * (mixing + a), rel=1e-12)
+    for name in ("mask", "log-weights", "causal mask"):
+        g = make_case(name).attention
+        a = bounds.score_reach(g, radius=R).item()
+        expected = bounds.torn_upper(n=6, radius=1.0, norm_a=a, norm_v=norm2(g.value[0]))
+        assert best_upper(attention=g, radius=R) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_bias_costs_the_rate(randn):
+    """Without it the gap of 4I says e^{g*/2}; with one, however small, no theorem does."""
+    one = torch.eye(1, dtype=F64)[None]
+    plain = Attention(4 * one, one, one, scale=1.0)
+    biased = Attention(4 * one, one, one, query_bias=torch.full((1, 1), 1e-12).double(), scale=1.0)
+    logs = [best_upper(attention=f, radius=20.0, log=True) for f in (plain, biased)]
+    assert logs[0] < 250 < 1600 <= logs[1] < 1620
+
+
+def test_a_mask_has_its_own_n(make_case):
+    for name, n in (("mask", 6), ("log-weights", 6)):
+        f = make_case(name).attention
+        assert best_upper(attention=f, radius=1.0) == best_upper(attention=f, radius=1.0, n=n)
+        with pytest.raises(ValueError, match=rf"n: expected {n} as the layer's .* has, got 5"):
+            best_upper(attention=f, radius=1.0, n=5)
+
+
+def test_bad_input(make_case):
+    f = make_case("one head").attention
+    for arguments in ({}, {"A": EYE}, {"A": EYE, "V": EYE, "attention": f}):
+        with pytest.raises(ValueError, match="A, V, attention: expected A and V, or a layer"):
+            best_upper(radius=1.0, **arguments)
+    with pytest.raises(ValueError, match="causal: expected False"):
+        best_upper(attention=f, radius=1.0, causal=True)
+    with pytest.raises(ValueError, match="V: expected 2 columns"):
+        best_upper(A=EYE, V=torch.eye(3, dtype=F64), radius=1.0)
+    with pytest.raises(ValueError, match="radius: expected a number at least 0"):
+        best_upper(A=EYE, V=EYE, radius=-1.0)
+    with pytest.raises(TypeError, match="n: expected a whole number"):
+        best_upper(A=EYE, V=EYE, radius=1.0, n=2.5)

@@ -1,0 +1,129 @@
+"""Constants along a model's layers, and the terms that carry them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from lipcore import Attention, local_lipschitz
+from lipcore.bounds import local_terms, local_upper
+from lipcore.lab import why_it_grows
+from lipcore.lab.why_it_grows import column_means, layer_constants, term_shares
+
+
+class Stack:
+    """Three residual attention layers over a table of embeddings, with what a language model has."""
+
+    n_layers = 3
+
+    def __init__(self):
+        generator = torch.Generator().manual_seed(0)
+        self.embeddings, *self.matrices = (
+            torch.randn(shape, generator=generator, dtype=torch.float64)
+            for shape in ((40, 4), *[(4, 4)] * 6)
+        )
+
+    def attention(self, layer):
+        return Attention.from_matrices(*self.matrices[2 * layer : 2 * layer + 2], causal=True)
+
+    def all_hidden_states(self, ids, up_to):
+        states = [self.embeddings[ids]]
+        for layer in range(up_to):
+            states.append(states[-1] + self.attention(layer)(states[-1]))
+        return states
+
+    def check_length(self, n):
+        return n
+
+
+@pytest.fixture(scope="module")
+def model():
+    return Stack()
+
+
+IDS = torch.arange(200) * 7 % 40
+
+
+def test_constants_are_those_of_each_layer_and_piece(model):
+    sigma = layer_constants(model, IDS, [3, 5], layers=[0, 2], count=4, start=6, tol=1e-6)
+    expected = np.empty((2, 2, 4))
+    for i, layer in enumerate((0, 2)):
+        for j, n in enumerate((3, 5)):
+            for k in range(4):
+                piece = IDS[6 + k * n : 6 + (k + 1) * n]
+                X = model.all_hidden_states(piece, layer)[layer]
+                dense = model.attention(layer).jacobian(X).dense()
+                expected[i, j, k] = torch.linalg.matrix_norm(dense, 2)
+    np.testing.assert_allclose(sigma, expected, rtol=1e-5)
+    assert layer_constants(model, IDS, [3], count=1).shape == (3, 1, 1)
+
+
+def test_constants_refuse_what_does_not_fit(model):
+    with pytest.raises(ValueError, match="text: expected at least 10 × 30"):
+        layer_constants(model, IDS, [30])
+    for nothing in ({"lengths": []}, {"lengths": [3], "layers": []}):
+        with pytest.raises(ValueError, match="layers, lengths: expected at least one of each"):
+            layer_constants(model, IDS, **nothing)
+
+
+def test_a_constant_that_did_not_converge_is_refused(model, monkeypatch):
+    hasty = partial(local_lipschitz, max_iterations=1)
+    monkeypatch.setattr(why_it_grows, "local_lipschitz", hasty)
+    with pytest.raises(RuntimeError, match="tol: expected every constant at n=8 to converge"):
+        layer_constants(model, IDS, [8])
+
+
+def test_layers_may_come_one_by_one(model):
+    assert layer_constants(model, IDS, iter([3]), layers=iter([0, 2]), count=1).shape == (2, 1, 1)
+
+
+def test_a_constant_of_zero_has_no_shares():
+    f = Attention.from_matrices(torch.zeros(2, 2), torch.zeros(2, 2))
+    X = torch.ones(3, 2)
+    with pytest.raises(ValueError, match="found: expected constants other than zero"):
+        term_shares(f, X, local_lipschitz(f, X))
+
+
+def test_shares_are_the_terms_of_the_definition(case):
+    """Each share from the gradient with respect to one of the three roles of a token."""
+    f, X = case.attention, case.X
+    found = local_lipschitz(f, X, tol=1e-10)
+    roles = [role.requires_grad_() for role in f.project(X)]
+    queries, keys, values = roles
+    output = f.join_heads(f.row_weights(queries, keys, slice(0, X.shape[-2])) @ values)
+    gradients = torch.autograd.grad((output * found.left).sum(), roles)
+    moved = [b - a for a, b in zip(f.project(0 * X), f.project(found.right), strict=True)]
+    own, others, mixing = (
+        (gradient * change).sum((-3, -2, -1)) / found.value
+        for gradient, change in zip(gradients, moved, strict=True)
+    )
+    shares = term_shares(f, X, found)
+    np.testing.assert_allclose(shares, torch.stack([mixing, own, others], -1), rtol=0, atol=1e-9)
+    np.testing.assert_allclose(shares.sum(-1), 1, rtol=0, atol=1e-6)
+
+
+def test_local_terms_add_up_to_the_local_bound_and_each_bounds_its_term(case):
+    f, X = case.attention, case.X
+    terms = local_terms(f, X)
+    assert terms.shape == (*X.shape[:-2], f.heads, 3)
+    total = terms.sum((-2, -1))
+    assert (local_upper(f, X) <= total * (1 + 1e-9)).all()
+    if f.heads == 1 and f.output is None:
+        np.testing.assert_allclose(local_upper(f, X), total)
+    found = local_lipschitz(f, X, tol=1e-8)
+    assert (term_shares(f, X, found) * found.value[..., None] <= terms.sum(-2) * (1 + 1e-6)).all()
+
+
+def test_column_means_bracket_the_norm():
+    generator = torch.Generator().manual_seed(3)
+    P = torch.softmax(3 * torch.randn(50, 7, 7, generator=generator, dtype=torch.float64), dim=-1)
+    mean, square = column_means(P)
+    norm = torch.linalg.matrix_norm(P, 2) / np.sqrt(7)
+    assert (square <= norm + 1e-12).all()
+    assert (norm <= mean.sqrt() + 1e-12).all()
+    assert (norm - square).min() < 0.1  # neither side is idle
+    P = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.0, 0.5, 0.5]])  # the first column wins
+    assert [part.item() for part in column_means(P)] == pytest.approx([0.5, (1.25 / 3) ** 0.5])

@@ -1,0 +1,165 @@
+"""The maps on measures: against sums written out, sequences with copies, autodiff."""
+
+import math
+
+import pytest
+import torch
+from random_measures import (
+    F64,
+    autograd_jacobian,
+    close,
+    draw,
+    measure,
+    softmax_map,
+    tensor,
+    timed,
+    visible_of,
+)
+
+from lipcore import attention_map
+from lipcore.measures import (
+    DiscreteMeasure,
+    TimedMeasure,
+    dense_local_constant,
+    gamma_derivative,
+    gamma_map,
+    local_constant,
+    masked_mean_field_attention,
+    mean_field_attention,
+    splitting_gain,
+    wasserstein,
+)
+
+
+def test_mean_field_attention_is_the_push_forward_by_gamma():
+    mu, A, V = measure(0, 5, 3), draw(7, 3, 3), draw(8, 2, 3)
+    image = mean_field_attention(mu, A, V)
+    assert close(image.points, softmax_map(mu.points, mu.weights, A, V), 1e-13)
+    assert close(image.points, gamma_map(mu, mu.points, A, V), 1e-13)
+    assert torch.equal(image.weights, mu.weights)
+
+
+def test_gamma_at_any_point_is_the_integral():
+    mu, A, V, x = measure(0, 5, 2), draw(7, 2, 2), draw(8, 3, 2), draw(9, 4, 2)
+    for query, value in zip(x, gamma_map(mu, x, A, V), strict=True):
+        density = [
+            w * math.exp(float((A @ query) @ y))
+            for w, y in zip(mu.weights.tolist(), mu.points, strict=True)
+        ]
+        integral = sum(g * y for g, y in zip(density, mu.points, strict=True))
+        assert close(value, V @ integral / sum(density), 1e-13)
+
+
+def test_weights_stand_for_repeated_tokens():
+    counts = torch.tensor([3, 1, 4, 2])
+    points, A, V = draw(0, 4, 2), draw(1, 2, 2), draw(2, 2, 2)
+    weighted = mean_field_attention(DiscreteMeasure(points, counts / counts.sum().double()), A, V)
+    repeated = attention_map(points.repeat_interleave(counts, 0), A, V)
+    assert close(repeated, weighted.points.repeat_interleave(counts, 0), 1e-13)
+    image = DiscreteMeasure(repeated)
+    assert wasserstein(image, weighted) < 1e-7
+    assert len(image.points) == 10
+
+
+def test_masked_attention_of_a_sequence_in_any_order():
+    X, A, V = draw(0, 6, 2), draw(1, 2, 2), draw(2, 3, 2)
+    order = torch.tensor([4, 0, 5, 2, 1, 3])
+    mu = TimedMeasure(order.double() / 5, X[order])
+    expected = attention_map(X, A, V, causal=True)[order]
+    image = masked_mean_field_attention(mu, A, V)
+    assert close(image.points, expected, 1e-13)
+    assert torch.equal(image.times, mu.times) and torch.equal(image.weights, mu.weights)
+    assert close(gamma_map(mu, mu.points, A, V, times=mu.times), expected, 1e-13)
+
+
+def test_tokens_that_share_a_time_see_one_another():
+    mu, A, V = timed(0, 8, 2), draw(1, 2, 2), draw(2, 2, 2)
+    assert len(mu.time_marginal()[0]) < 8
+    expected = softmax_map(mu.points, mu.weights, A, V, visible_of(mu))
+    assert close(masked_mean_field_attention(mu, A, V).points, expected, 1e-13)
+    together = TimedMeasure(torch.full((8,), 0.5, dtype=F64), mu.points, mu.weights)
+    image = masked_mean_field_attention(together, A, V)
+    flat = mean_field_attention(DiscreteMeasure(mu.points, mu.weights), A, V)
+    assert close(image.points, flat.points, 1e-13)
+
+
+def test_a_continuum_of_times_is_the_limit_of_sequences():
+    """Tokens x(τ) = τ, density θ uniform, scores −xy: Γ(s, x) = ∫₀ˢ y e^{−xy} dy / ∫₀ˢ e^{−xy}."""
+    n, s, x = 4000, 0.75, 2.0
+    tau = (torch.arange(n, dtype=F64) + 0.5) / n
+    one = torch.eye(1, dtype=F64)
+    exact = (1 - math.exp(-x * s) * (1 + x * s)) / (x * (1 - math.exp(-x * s)))
+    found = gamma_map(TimedMeasure(tau, tau[:, None]), tensor([x]), -one, one, times=tensor(s))
+    assert found.item() == pytest.approx(exact, abs=1e-6)
+
+
+@pytest.mark.parametrize("make", [measure, timed])
+def test_the_derivative_of_gamma_is_that_of_autodiff(make):
+    mu, A, V, x = make(0, 6, 3), draw(1, 3, 3), draw(2, 2, 3), draw(3, 4, 3)
+    times = mu.times.sort().values[[0, 2, 3, 5]] if make is timed else None
+    J = autograd_jacobian(lambda y: gamma_map(mu, y, A, V, times=times), x).reshape(4, 2, 4, 3)
+    found = gamma_derivative(mu, x, A, V, times=times)
+    assert close(found, J[range(4), :, range(4)])
+
+
+def test_a_massless_token_has_an_image_where_gamma_is_defined():
+    points, A, V = draw(0, 3, 1), draw(1, 1, 1), draw(2, 1, 1)
+    weights = tensor(0.0, 0.5, 0.5)
+    image = mean_field_attention(DiscreteMeasure(points, weights), A, V)
+    assert torch.isfinite(image.points).all()
+    late = TimedMeasure(tensor(1.0, 0.0, 0.5), points, weights)
+    assert torch.isfinite(masked_mean_field_attention(late, A, V).points).all()
+    early = TimedMeasure(tensor(0.0, 0.5, 1.0), points, weights)
+    with pytest.raises(ValueError, match=r"mu\.times: expected times from 0\.5 on.*got 0"):
+        masked_mean_field_attention(early, A, V)
+    assert len(masked_mean_field_attention(early.support(), A, V).points) == 2
+
+
+@pytest.mark.parametrize(
+    ("A", "V", "error", "message"),
+    [
+        (draw(0, 3, 3), draw(0, 2, 2), ValueError, "A: expected shape"),
+        (draw(0, 2, 3), draw(0, 2, 2), ValueError, "A: expected a square"),
+        (draw(0, 2, 2), draw(0, 2, 3), ValueError, "V: expected 2 columns"),
+        (draw(0, 2, 2), draw(0, 0, 2), ValueError, "V: expected"),
+        (draw(0, 2, 2).float(), draw(0, 2, 2), TypeError, "A is torch.float32"),
+        (draw(0, 2, 2), draw(0, 2, 2).float(), TypeError, "V is torch.float32"),
+        (draw(0, 2, 2) * math.nan, draw(0, 2, 2), ValueError, "A: expected finite"),
+        (torch.eye(2, dtype=torch.int64), draw(0, 2, 2), TypeError, "A: expected float32 or float"),
+    ],
+)
+def test_matrices_that_do_not_fit_are_refused(A, V, error, message):
+    mu, nu = measure(0, 3, 2), timed(0, 3, 2)
+    calls = [
+        lambda: mean_field_attention(mu, A, V),
+        lambda: masked_mean_field_attention(nu, A, V),
+        lambda: local_constant(mu, A, V),
+        lambda: splitting_gain(nu, A, V),
+        lambda: gamma_map(mu, mu.points, A, V),
+        lambda: dense_local_constant(mu.points[None], mu.weights[None], A, V),
+    ]
+    for call in calls:
+        with pytest.raises(error, match=message):
+            call()
+
+
+def test_what_is_no_measure_or_lacks_its_times_is_refused():
+    mu, nu, eye = measure(0, 3, 2), timed(0, 3, 2), torch.eye(2, dtype=F64)
+    with pytest.raises(TypeError, match="mu: expected a DiscreteMeasure"):
+        mean_field_attention(nu, eye, eye)
+    with pytest.raises(TypeError, match="mu: expected a TimedMeasure"):
+        masked_mean_field_attention(mu, eye, eye)
+    for call in (local_constant, splitting_gain):
+        with pytest.raises(TypeError, match="mu: expected a DiscreteMeasure or a TimedMeasure"):
+            call(mu.points, eye, eye)
+    with pytest.raises(ValueError, match="times: expected one for each row of x"):
+        gamma_map(nu, mu.points, eye, eye)
+    with pytest.raises(ValueError, match="times: expected None"):
+        gamma_map(mu, mu.points, eye, eye, times=nu.times)
+    with pytest.raises(ValueError, match="x: expected tokens of dimension 2"):
+        gamma_map(mu, draw(0, 2, 3), eye, eye)
+    with pytest.raises(ValueError, match="scores that overflow"):
+        gamma_map(mu, 1e200 * mu.points, 1e200 * eye, eye)
+    single = TimedMeasure(tensor(0.5), tensor([0.0, 0.0]))
+    with pytest.raises(ValueError, match="times: expected times from"):
+        gamma_map(single, mu.points, eye, eye, times=tensor(0.5, 0.4, 0.6))

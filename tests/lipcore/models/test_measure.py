@@ -1,0 +1,142 @@
+"""The table of measurements: every column is what the function it names gives."""
+
+import math
+
+import pytest
+import torch
+
+from lipcore import Attention, local_lipschitz
+from lipcore.bounds import best_upper, layer_upper, local_upper
+from lipcore.models import measure as measuring
+from lipcore.models.measure import BOUNDS, measure, versions
+
+NUMBERS = {"sigma", "lower", "upper", "probability", "residual", "iterations", "converged"}
+OF_TOKENS = {"sequence", "released", "radius_rms", "radius_max"}
+LOGARITHMS = {"log_best", "log_general"}
+
+
+@pytest.fixture(params=(False, True), ids=("both ways", "causal"))
+def attention(make_case, request):
+    return make_case("biases, causal" if request.param else "biases").attention
+
+
+@pytest.fixture
+def X(attention, randn):
+    return randn(3, 5, attention.d)
+
+
+@pytest.fixture
+def rows(attention, X):
+    return measure(attention, X)
+
+
+def column(rows, name):
+    return torch.tensor([row[name] for row in rows], dtype=torch.float64)
+
+
+def close(rel=1e-4):
+    return {"rtol": rel, "atol": 0.0}
+
+
+def test_one_row_a_sequence_with_every_column(rows):
+    assert [row["sequence"] for row in rows] == [0, 1, 2]
+    for row in rows:
+        assert set(row) == NUMBERS | OF_TOKENS | LOGARITHMS | set(BOUNDS)
+
+
+def test_sigma_is_that_of_the_dense_jacobian(attention, X, rows):
+    J = attention.jacobian(X).dense()
+    torch.testing.assert_close(column(rows, "sigma"), torch.linalg.matrix_norm(J, 2), **close())
+
+
+def test_released_is_the_square_root_of_the_gradient(attention, X, rows):
+    outputs = attention(X).flatten(1)
+    gradients = (attention.jacobian(X).dense().mT @ outputs[..., None])[..., 0]
+    torch.testing.assert_close(column(rows, "released"), gradients.norm(dim=-1).sqrt(), **close())
+
+
+def test_bracket_and_how_it_was_found(attention, X, rows):
+    found = local_lipschitz(attention, X)
+    for name in ("lower", "upper", "residual"):
+        torch.testing.assert_close(column(rows, name), getattr(found, name), rtol=1e-6, atol=1e-9)
+    assert [row["iterations"] for row in rows] == found.iterations.tolist()
+    assert {row["converged"] for row in rows} == {True}
+    assert {row["probability"] for row in rows} == {found.probability}
+    torch.testing.assert_close(column(rows, "sigma"), found.value)
+
+
+def test_radii(X, rows):
+    for row, tokens in zip(rows, X, strict=True):
+        norms = tokens.norm(dim=-1)
+        assert row["radius_max"] == pytest.approx(norms.max().item())
+        assert row["radius_rms"] == pytest.approx(norms.square().mean().sqrt().item())
+
+
+def test_bounds(attention, X, rows):
+    torch.testing.assert_close(column(rows, "local"), local_upper(attention, X))
+    for row in rows:
+        ball = {"n": 5, "radius": row["radius_max"]}
+        general = layer_upper(attention, **ball)
+        best = best_upper(attention=attention, **ball)
+        assert (row["general"], row["best"]) == pytest.approx((general, best))
+        for name in ("best", "general"):
+            assert row[f"log_{name}"] == pytest.approx(math.log(row[name]))
+        assert row["sigma"] <= min(row["local"], row["best"]) and row["best"] <= row["general"]
+
+
+def test_bounds_that_were_not_asked_for(attention, X, rows):
+    for row, whole in zip(measure(attention, X, bounds=["general"]), rows, strict=True):
+        assert list(row) == list(whole)
+        missing = {name for name, value in row.items() if math.isnan(value)}
+        assert missing == {"local", "best", "log_best"} and row["general"] == whole["general"]
+
+
+def test_certificate_that_always_holds(attention, X):
+    for row in measure(attention, X, certificate="always", bounds=["local"]):
+        assert row["probability"] == 1 and row["upper"] == pytest.approx(row["local"])
+    (row,) = measure(attention, X[:1], certificate="always", bounds=[])
+    assert row["upper"] > 1.01 * row["sigma"] and math.isnan(row["local"])
+
+
+def test_tolerance(attention, X):
+    loose = measure(attention, X, tol=0.1, bounds=[])
+    tight = measure(attention, X, tol=1e-12, bounds=[])
+    for one, two in zip(loose, tight, strict=True):
+        assert one["iterations"] < two["iterations"]
+        assert one["sigma"] <= two["sigma"] * (1 + 1e-12) and two["upper"] / two["lower"] < 1 + 1e-5
+
+
+def test_start(attention, X, rows):
+    for one, other in zip(rows, measure(attention, X, generator=torch.Generator()), strict=True):
+        assert one["sigma"] != other["sigma"]
+        assert one["sigma"] == pytest.approx(other["sigma"], rel=1e-3)
+
+
+def test_bounds_past_the_range_of_numbers(attention, X, monkeypatch):
+    monkeypatch.setattr(measuring, "best_upper", lambda log, **options: 709.0 if log else None)
+    monkeypatch.setattr(measuring, "layer_upper", lambda *args, log, **options: 1e4)
+    for row in measure(attention, X):
+        assert row["best"] == pytest.approx(math.exp(709)) and row["log_best"] == 709
+        assert row["general"] == math.inf and row["log_general"] == 1e4
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"bounds": ["unified"]}, ValueError, "bounds: expected some of local, best, general"),
+        ({"bounds": "all"}, ValueError, "bounds: expected some of local, best, general, got 'all'"),
+        ({"certificate": "never"}, ValueError, "certificate: expected one of probable, always"),
+        ({"X": torch.ones(3, 4)}, ValueError, r"X: expected shape \(count, n, d\), got \(3, 4\)"),
+        ({"X": torch.ones(1, 3, 5)}, ValueError, "X: expected tokens of dimension 4"),
+        ({"X": [1.0]}, TypeError, r"X: expected a torch.Tensor"),
+        ({"tol": 0}, ValueError, "tol"),
+    ],
+)
+def test_bad_input(options, error, message):
+    attention = Attention.from_matrices(torch.eye(4), torch.eye(4))
+    with pytest.raises(error, match=message):
+        measure(**{"attention": attention, "X": torch.ones(1, 3, 4)} | options)
+
+
+def test_versions_are_those_of_the_packages():
+    assert versions()["torch"] == torch.__version__
