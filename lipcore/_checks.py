@@ -75,12 +75,7 @@ def check_scores(queries: Tensor, keys: Tensor) -> None:
 
 
 def check_number(
-    name: str,
-    value: object,
-    *,
-    minimum: float = -math.inf,
-    maximum: float = math.inf,
-    strict: bool = False,
+    name: str, value: object, *, minimum=-math.inf, maximum=math.inf, strict=False
 ) -> float:
     """Return ``value`` as a float if it is a finite real number in the stated range, else raise."""
     if isinstance(value, Tensor) and value.ndim == 0:

@@ -7,17 +7,17 @@ not fit, are not finite, or are not float32 or float64 raise a ValueError or a T
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from lipcore._checks import (
+    check_head,
     check_number,
     check_real_tensor,
     check_same_kind,
     check_scores,
-    check_square,
     check_tokens,
 )
 from lipcore.jacobian import AttentionJacobian
@@ -32,8 +32,7 @@ def attention_map(X: Tensor, A: Tensor, V: Tensor, *, causal: bool = False) -> T
     Parameters
     ----------
     X : Tensor, shape (…, n, d)
-    A : Tensor, shape (d, d)
-    V : Tensor, shape (p, d)
+    A, V : Tensor, shapes (d, d) and (p, d)
     causal : bool
         Whether token i sees only the tokens j ≤ i: the masked map :math:`f^m`.
 
@@ -147,35 +146,27 @@ class Attention:
                 raise ValueError(f"{name}: expected shape {shape}, got {tuple(tensor.shape)}")
 
     def _check_mask(self) -> None:
-        mask = self.mask
-        masses = self.log_weights
-        for name, value in (("mask", mask), ("log_weights", masses)):
+        for name in ("mask", "log_weights"):
+            value = getattr(self, name)
             if value is not None and not isinstance(value, Tensor):
                 raise TypeError(f"{name}: expected a torch.Tensor, got {type(value).__name__}")
-        square = mask is None or (mask.ndim == 2 and mask.shape[0] == mask.shape[1])
-        if mask is not None and (mask.dtype != torch.bool or not square):
-            got = f"{mask.dtype} of shape {tuple(mask.shape)}"
-            raise ValueError(f"mask: expected a boolean (n, n) tensor, got {got}")
+        mask = self.mask
+        masses = self.log_weights
         if masses is not None:
             check_same_kind("log_weights", masses, self.query, "query")
             if masses.ndim != 1 or not bool((masses < math.inf).all()):
                 raise ValueError("log_weights: expected a vector of numbers below +infinity")
-            if mask is not None and mask.shape[0] != len(masses):
-                got = tuple(mask.shape)
-                raise ValueError(f"mask: expected {len(masses)} rows as log_weights, got {got}")
-        if not self._every_row_sees_a_key():
+        if mask is not None:
+            n = max(mask.shape, default=0) if masses is None else len(masses)
+            if mask.dtype != torch.bool or mask.shape != (n, n):
+                got = f"{mask.dtype} of shape {tuple(mask.shape)}"
+                raise ValueError(f"mask: expected a boolean ({n}, {n}) tensor, got {got}")
+            seen = self.mask_scores_(self.query.new_zeros(n, n), slice(0, n)) > -math.inf
+        elif masses is not None:  # the first key decides, or any of them: no n × n array
+            seen = (masses[:1] if self.causal else masses) > -math.inf
+        if (mask is not None or masses is not None) and not bool(seen.any(-1).all()):
             names = "mask, log_weights"
             raise ValueError(f"{names}: expected a visible key in every row, got a row with none")
-
-    def _every_row_sees_a_key(self) -> bool:
-        if self.mask is None and self.log_weights is None:
-            return True
-        if self.mask is None:  # the first key decides, or any of them: no n × n array
-            seen = self.log_weights > -math.inf
-            return bool(seen[0] if self.causal else seen.any())
-        n = self.mask.shape[0]
-        scores = self.mask_scores_(self.query.new_zeros(n, n), slice(0, n))
-        return bool((scores > -math.inf).any(-1).all())
 
     @classmethod
     def from_matrices(cls, A: Tensor, V: Tensor, **options) -> Attention:
@@ -183,18 +174,12 @@ class Attention:
 
         Parameters
         ----------
-        A : Tensor, shape (d, d)
-        V : Tensor, shape (p, d)
+        A, V : Tensor, shapes (d, d) and (p, d)
         **options
             ``causal``, ``mask`` and ``log_weights`` of :class:`Attention`.
         """
-        check_square("A", A)
-        check_real_tensor("V", V, ndim=2)
-        check_same_kind("V", V, A, "A")
-        d = A.shape[0]
-        if V.shape[1] != d:
-            raise ValueError(f"V: expected {d} columns as A has, got shape {tuple(V.shape)}")
-        identity = torch.eye(d, dtype=A.dtype, device=A.device)
+        A, V = check_head(A, V)
+        identity = torch.eye(len(A), dtype=A.dtype, device=A.device)
         return cls(query=A[None], key=identity[None], value=V[None], scale=1.0, **options)
 
     @property
@@ -214,12 +199,10 @@ class Attention:
 
     def to(self, *args, **kwargs) -> Attention:
         """Move or convert every tensor, as :meth:`torch.Tensor.to` does; a mask stays boolean."""
-        moved = {}
-        for field in fields(self):
-            tensor = getattr(self, field.name)
-            if isinstance(tensor, Tensor):
-                new = tensor.to(*args, **kwargs)
-                moved[field.name] = new.bool() if tensor.dtype == torch.bool else new
+        tensors = {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
+        moved = {name: tensor.to(*args, **kwargs) for name, tensor in tensors.items()}
+        if self.mask is not None:
+            moved["mask"] = moved["mask"].bool()
         return replace(self, **moved)
 
     def head(self, index: int) -> Attention:

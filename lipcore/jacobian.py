@@ -7,11 +7,11 @@ has its own Jacobian. Arguments that do not fit raise a ValueError or a TypeErro
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,6 @@ from torch.backends import mha
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lipcore._checks import check_same_kind, check_scores, check_tokens
-
-if TYPE_CHECKING:
-    from lipcore.attention import Attention
 
 #: Attention weights are stored up to this many bytes; beyond, every product works them out anew.
 WEIGHTS_BYTES = 2**28
@@ -42,16 +39,22 @@ class LinearOperator:
     ----------
     batch_shape, input_shape, output_shape : tuple of int
         Shapes of the batch, and of one input and one output without it.
+    dtype, device
+        Of inputs and outputs.
     uses_autodiff : bool
         Whether products need PyTorch's autodiff, and so cannot run in its inference mode.
     """
 
-    batch_shape: tuple[int, ...]
-    input_shape: tuple[int, ...]
-    output_shape: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-    uses_autodiff: bool = True
+    uses_autodiff = True
+    _transposed_from = None
+
+    def _describe(self, like, batch_shape, input_shape, output_shape) -> None:
+        """Set the shapes; dtype and device are those of the tensor or operator ``like``."""
+        self.batch_shape = tuple(batch_shape)
+        self.input_shape = tuple(input_shape)
+        self.output_shape = tuple(output_shape)
+        self.dtype = like.dtype
+        self.device = like.device
 
     def matvec(self, H: Tensor) -> Tensor:
         """J[H], (…, input_shape) → (…, output_shape). H must be left as it is."""
@@ -69,7 +72,15 @@ class LinearOperator:
     @property
     def T(self) -> LinearOperator:
         """The transposed operator."""
-        return _Transposed(self)
+        if self._transposed_from is not None:
+            return self._transposed_from
+        transposed = LinearOperator()
+        transposed._transposed_from = self
+        transposed._describe(self, self.batch_shape, self.output_shape, self.input_shape)
+        transposed.uses_autodiff = self.uses_autodiff
+        transposed.matvec = self.rmatvec
+        transposed.rmatvec = self.matvec
+        return transposed
 
     def dense(self) -> Tensor:
         """The matrices, (…, rows, columns), a product for each column: for small cases."""
@@ -91,25 +102,6 @@ class LinearOperator:
         return tensor
 
 
-class _Transposed(LinearOperator):
-    def __init__(self, operator: LinearOperator) -> None:
-        self.operator = operator
-        self.input_shape = operator.output_shape
-        self.output_shape = operator.input_shape
-        for name in ("batch_shape", "dtype", "device", "uses_autodiff"):
-            setattr(self, name, getattr(operator, name))
-
-    def matvec(self, H: Tensor) -> Tensor:
-        return self.operator.rmatvec(H)
-
-    def rmatvec(self, G: Tensor) -> Tensor:
-        return self.operator.matvec(G)
-
-    @property
-    def T(self) -> LinearOperator:
-        return self.operator
-
-
 class MatrixOperator(LinearOperator):
     """A batch of matrices, shape (…, rows, columns), as an operator."""
 
@@ -117,11 +109,8 @@ class MatrixOperator(LinearOperator):
 
     def __init__(self, matrix: Tensor) -> None:
         self.matrix = check_tokens(matrix, name="matrix")
-        self.batch_shape = tuple(matrix.shape[:-2])
-        self.input_shape = (matrix.shape[-1],)
-        self.output_shape = (matrix.shape[-2],)
-        self.dtype = matrix.dtype
-        self.device = matrix.device
+        *batch, rows, columns = matrix.shape
+        self._describe(matrix, batch, (columns,), (rows,))
 
     def matvec(self, H: Tensor) -> Tensor:
         """Matrix times vector."""
@@ -167,15 +156,11 @@ class AttentionJacobian(LinearOperator):
     uses_autodiff = False
 
     @torch.no_grad()
-    def __init__(self, attention: Attention, X: Tensor, *, store: bool | None = None) -> None:
+    def __init__(self, attention, X: Tensor, *, store: bool | None = None) -> None:
         X = attention.check_input(X).detach()
-        n = X.shape[-2]
+        *batch, n, d = X.shape
+        self._describe(X, batch, (n, d), (n, attention.output_dim))
         self.attention = attention
-        self.batch_shape = tuple(X.shape[:-2])
-        self.input_shape = (n, attention.d)
-        self.output_shape = (n, attention.output_dim)
-        self.dtype = X.dtype
-        self.device = X.device
         # one block for each member of the batch and each head: (batch·heads, n, k | k | p)
         projected = attention.project(X, value_bias=False)
         self._q, self._k, self._v = (part.flatten(0, -3).contiguous() for part in projected)
@@ -248,7 +233,7 @@ class AttentionJacobian(LinearOperator):
         self._check("G", G, self.output_shape)
         output = self.attention.output
         g = self._split(G if output is None else G @ output)
-        dq, dk, dv = (torch.empty_like(part) for part in (self._q, self._k, self._v))
+        dq, dk, dv = (part.new_empty(part.shape) for part in (self._q, self._k, self._v))
         for heads, rows, seen, P in self._tiles():
             # the first tile of these heads sees all their keys, and the others are added to it
             add = float(rows.stop < g.shape[1])
@@ -319,31 +304,29 @@ class AutogradJacobian(LinearOperator):
         with _autodiff(), torch.no_grad():
             self._X = X.detach().clone(memory_format=torch.contiguous_format)
             value = self._call(self._X)
-            self._check_output(value)
-            if not torch.equal(value, self._call(self._X)):
-                cure = "call .eval() if it has dropout"
-                raise ValueError(f"fn: expected the same output at the same X, got two: {cure}")
-        self.batch_shape = tuple(X.shape[:-2])
-        self.input_shape = tuple(X.shape[-2:])
-        self.output_shape = tuple(value.shape[len(self.batch_shape) :])
-        self.dtype = X.dtype
-        self.device = X.device
-        self._pull = None
+            again = self._call(self._X)
+        if not isinstance(value, Tensor):
+            got = f"{type(value).__name__}: wrap it, for example lambda X: module(X)[0]"
+            raise TypeError(f"fn: expected a map that returns a tensor, got {got}")
+        check_same_kind("fn(X)", value, X, "X")
+        batch = tuple(X.shape[:-2])
+        shape = tuple(value.shape)
+        if shape[: len(batch)] != batch:
+            expected = f"an output that begins with the batch {batch}"
+            raise ValueError(f"fn: expected {expected}, got shape {shape}")
+        if not bool(torch.isfinite(value).all()):
+            raise ValueError("fn: expected a finite output at X, got NaN or infinity")
+        if not torch.equal(value, again):
+            cure = "call .eval() if it has dropout"
+            raise ValueError(f"fn: expected the same output at the same X, got two: {cure}")
+        self._describe(X, batch, X.shape[-2:], shape[len(batch) :])
 
     def _call(self, X: Tensor) -> Tensor:
         return self._fn(X.clone())  # a map that works in place must not change X
 
-    def _check_output(self, value: object) -> None:
-        if not isinstance(value, Tensor):
-            got = f"{type(value).__name__}: wrap it, for example lambda X: module(X)[0]"
-            raise TypeError(f"fn: expected a map that returns a tensor, got {got}")
-        check_same_kind("fn(X)", value, self._X, "X")
-        batch = tuple(self._X.shape[:-2])
-        if value.shape[: len(batch)] != batch:
-            expected = f"an output that begins with the batch {batch}"
-            raise ValueError(f"fn: expected {expected}, got shape {tuple(value.shape)}")
-        if not bool(torch.isfinite(value).all()):
-            raise ValueError("fn: expected a finite output at X, got NaN or infinity")
+    @functools.cached_property
+    def _pull(self) -> Callable[[Tensor], tuple[Tensor]]:
+        return torch.func.vjp(self._call, self._X)[1]
 
     def matvec(self, H: Tensor) -> Tensor:
         """J[H], by forward mode; traced once it would be quicker, but wrong for code in place."""
@@ -354,8 +337,6 @@ class AutogradJacobian(LinearOperator):
     def rmatvec(self, G: Tensor) -> Tensor:
         """Jᵀ[G], by reverse mode."""
         self._check("G", G, self.output_shape)
-        if self._pull is None:
-            self._pull = _explained(lambda: torch.func.vjp(self._call, self._X)[1])
         return _explained(lambda: self._pull(G.clone()))[0]
 
 

@@ -15,13 +15,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy import ndarray
 from scipy.special import betaincinv
 from torch import Tensor
 
 from lipcore._checks import check_count, check_number
-from lipcore._ritz import has_converged, largest_growth, ritz
 from lipcore.attention import Attention
 from lipcore.jacobian import AutogradJacobian, LinearOperator, MatrixOperator
+
+_TINY = 1e-150  # to divide by instead of zero
+_SMALLEST_LOG = -80.0  # e^-80 is nothing beside 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,19 +207,15 @@ class _FlatOperator:
         self.scale = None
 
     def matvec(self, v: Tensor) -> Tensor:
-        return self._flat(self.operator.matvec(self.shaped(v, self.operator.input_shape)))
+        return self._product(self.operator.matvec, v, self.operator.input_shape)
 
     def rmatvec(self, u: Tensor) -> Tensor:
-        return self._flat(self.operator.rmatvec(self.shaped(u, self.operator.output_shape)))
+        return self._product(self.operator.rmatvec, u, self.operator.output_shape)
 
-    def shaped(self, flat: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """(*batch, N) → (*batch, *shape)."""
-        return flat.reshape(*self.operator.batch_shape, *shape)
-
-    def _flat(self, product: Tensor) -> Tensor:
-        # detached, since a module's parameters may ask for gradients
-        flat = product.detach().reshape(*self.operator.batch_shape, -1)
-        return flat if self.scale is None else flat / self.scale
+    def _product(self, multiply: Callable, vector: Tensor, shape: tuple[int, ...]) -> Tensor:
+        batch = self.operator.batch_shape
+        product = multiply(vector.reshape(*batch, *shape)).detach().reshape(*batch, -1)
+        return product if self.scale is None else product / self.scale
 
     def first_matvec(self, v: Tensor) -> Tensor:
         """J v; where it is extreme it becomes the scale, lest squares overflow or vanish."""
@@ -229,33 +228,15 @@ class _FlatOperator:
         return image / self.scale
 
 
-class _Basis:
-    """Orthonormal vectors (*batch, N), one after the other in a buffer that grows by doubling."""
-
-    def __init__(self, first: Tensor) -> None:
-        self._buffer = first.new_empty(16, *first.shape)
-        self._buffer[0] = first
-        self._size = 1
-
-    def append(self, vector: Tensor) -> None:
-        if self._size == len(self._buffer):
-            self._buffer = torch.cat([self._buffer, torch.empty_like(self._buffer)])
-        self._buffer[self._size] = vector
-        self._size += 1
-
-    @property
-    def vectors(self) -> Tensor:
-        """Shape (*batch, k, N)."""
-        return self._buffer[: self._size].movedim(0, -2)
-
-    def remove_from(self, w: Tensor) -> Tensor:
-        """Subtract from w its components along the basis."""
-        row = w[..., None, :]  # as a row it is two to three times quicker than as a column
-        return w - (row @ self.vectors.mT @ self.vectors)[..., 0, :]
+def _orthogonalised(w: Tensor, V: Tensor) -> Tensor:
+    """Return w (*batch, N) less its components along the orthonormal V (k, *batch, N)."""
+    rows = V.movedim(0, -2)
+    w_row = w[..., None, :]  # as a row it is two to three times quicker than as a column
+    return w - (w_row @ rows.mT @ rows)[..., 0, :]
 
 
 def _norm(vector: Tensor) -> Tensor:
-    """Norm over the last dimension, (…, 1); summed in float32 it would lose half of its digits."""
+    """Norms (*batch, 1), added up in float64: long vectors would lose half their digits."""
     norm = torch.linalg.vector_norm(vector, dim=-1, keepdim=True, dtype=torch.float64)
     return norm.to(vector.dtype)
 
@@ -265,7 +246,7 @@ def _divided(part: Tensor, by: Tensor) -> Tensor:
     return part / by.clamp(min=torch.finfo(by.dtype).tiny)
 
 
-def _to_host(*numbers: Tensor) -> list[np.ndarray]:
+def _to_host(*numbers: Tensor) -> list[ndarray]:
     """Tensors (*batch, 1) as float64 arrays (members,), in one transfer; all must be finite."""
     rows = torch.cat(numbers, dim=-1).reshape(-1, len(numbers)).cpu().numpy().astype(np.float64).T
     if not np.isfinite(rows).all():
@@ -273,65 +254,63 @@ def _to_host(*numbers: Tensor) -> list[np.ndarray]:
     return list(rows)
 
 
-def _lanczos(J: _FlatOperator, v_1: Tensor, tol: float, most: int, overlap: float | None) -> dict:
+def _lanczos(J: _FlatOperator, v_1: Tensor, tol: float, max_iterations: int, overlap: float | None):
     """Golub–Kahan–Lanczos: J V_k = U_k B_k, with α on the diagonal of B_k and β above it.
 
     V_k is orthogonalised at every step; U_k then is orthogonal by itself (Simon & Zha 2000).
     """
     rows, columns = J.operator.shape
-    steps = min(most, rows + 1, columns)
+    steps = min(max_iterations, rows + 1, columns)
     members = math.prod(J.operator.batch_shape)
-    d = np.zeros((members, steps))  # T_k = B_kᵀB_k on the host: its diagonal, and beside it
-    t = np.zeros((members, steps))
+    d = np.zeros((members, steps))  # the diagonal of T_k = B_kᵀB_k, on the host
+    t = np.zeros((members, steps))  # beside it
     iterations = np.zeros(members, dtype=int)
     running = np.ones(members, dtype=bool)
-    V = _Basis(v_1)
-    v_k = v_1
+    V = v_1.new_empty(16, *v_1.shape)  # grows by doubling
+    V[0] = v_k = v_1
     u_k = J.first_matvec(v_1)
     beta = 0.0
     for k in range(1, steps + 1):
         alpha_k = _norm(u_k)
         u_k = _divided(u_k, alpha_k)
-        w = V.remove_from(J.rmatvec(u_k) - alpha_k * v_k)
+        w = _orthogonalised(J.rmatvec(u_k) - alpha_k * v_k, V[:k])
         beta_k = _norm(w)
         before = beta
         alpha, beta = _to_host(alpha_k, beta_k)
         d[:, k - 1] = alpha**2 + before**2
         if (beta**2 < torch.finfo(w.dtype).eps * d[:, :k].max(1))[running].any():
-            w = V.remove_from(w)  # so little is left that most of it is rounding
+            w = _orthogonalised(w, V[:k])  # so little is left that most of it is rounding
             beta_k = _norm(w)
             (beta,) = _to_host(beta_k)
         t[:, k - 1] = alpha * beta
         iterations[running] = k  # a member that has converged keeps what it had
-        running[running] = ~has_converged(d[running, :k], t[running, :k], tol, overlap)
+        running[running] = ~_has_converged(d[running, :k], t[running, :k], tol, overlap)
         if k == steps or not running.any():
-            break
+            return _summary(J, V[:k], d, t, iterations, ~running, overlap)
         v_k = _divided(w, beta_k)
-        V.append(v_k)
+        V = torch.cat([V, torch.empty_like(V)]) if k == len(V) else V
+        V[k] = v_k
         u_k = J.matvec(v_k) - beta_k * u_k
-    return _summary(J, V.vectors, d, t, iterations, ~running, overlap)
 
 
 def _summary(J, V, d, t, iterations, converged, overlap) -> dict[str, Tensor]:
-    """Ritz triplet and certificate of each member, from the steps up to its own stop."""
-    members = len(iterations)
-    right = np.zeros((members, V.shape[-2]))
-    residual = np.zeros(members)
-    upper = np.full(members, np.inf)
+    """Ritz vector and certificate of each member, from the steps up to its own stop."""
+    y = np.zeros((len(d), len(V)))
+    residual = np.zeros(len(d))
+    upper = np.full(len(d), np.inf)
     for k in np.unique(iterations):
         own = iterations == k
-        theta, right[own, :k], residual[own] = ritz(d[own, :k], t[own, :k])
+        theta, y[own, :k], residual[own], _ = _ritz(d[own, :k], t[own, :k])
         if overlap is not None:
-            upper[own] = theta[:, 0] * largest_growth(theta, t[own, :k], overlap)
+            upper[own] = theta[:, 0] * _largest_growth(theta, t[own, :k], overlap)
     batch = J.operator.batch_shape
-    coefficients = torch.from_numpy(right).to(V).reshape(*batch, 1, -1)
-    v = (coefficients @ V)[..., 0, :]
-    v = _divided(v, _norm(v))
-    numbers = (upper, residual, iterations, converged)
-    return _result(J, v, *(torch.from_numpy(x).reshape(batch) for x in numbers))
+    coefficients = torch.from_numpy(y).to(V).reshape(*batch, 1, -1)
+    v = (coefficients @ V.movedim(0, -2))[..., 0, :]
+    numbers = (torch.from_numpy(x).reshape(batch) for x in (upper, residual, iterations, converged))
+    return _result(J, _divided(v, _norm(v)), *numbers)
 
 
-def _power(J: _FlatOperator, v_1: Tensor, tol: float, most: int, overlap: float | None) -> dict:
+def _power(J: _FlatOperator, v_1: Tensor, tol: float, max_iterations: int, overlap: float | None):
     """Power iteration on JᵀJ; a member stops when its estimate changes by less than tol."""
     v = v_1
     u = J.first_matvec(v_1)
@@ -340,63 +319,124 @@ def _power(J: _FlatOperator, v_1: Tensor, tol: float, most: int, overlap: float 
     iterations = torch.zeros_like(value, dtype=torch.long)
     upper = torch.full_like(value, torch.inf, dtype=torch.float64)
     log_norm = torch.zeros_like(upper)  # of J(JᵀJ)^{k−1} v_1
-    for k in range(1, most + 1):
+    for k in range(1, max_iterations + 1):
         before = value
         value = _norm(u)
         _to_host(value)
         w = J.rmatvec(_divided(u, value))
+        w_norm = _norm(w)
         log_norm += value.double().log()
-        if overlap is not None:  # the certificate of power iteration
+        if overlap is not None:
             bound = ((log_norm - math.log(overlap)) / (2 * k - 1)).exp()
             upper = torch.where(running, bound, upper)
         iterations = torch.where(running, k, iterations)
         running = running & ((value - before).abs() > tol * value)
-        if k == most or not bool(running.any()):
+        if k == max_iterations or not bool(running.any()):
             break
-        w_norm = _norm(w)
         log_norm += w_norm.double().log()
         v = torch.where(running, _divided(w, w_norm), v)  # a member that has stopped stands still
         u = J.matvec(v)
-    residual = _norm(w - value * v)
-    numbers = (upper, residual, iterations, ~running)
+    numbers = (upper, _norm(w - value * v), iterations, ~running)
     return _result(J, v, *(x[..., 0] for x in numbers))
 
 
-def _result(J, v, upper, residual, iterations, converged) -> dict[str, Tensor]:
+def _result(J: _FlatOperator, v, upper, residual, iterations, converged) -> dict[str, Tensor]:
     """Parts of a SpectralNorm, by one product more: the value is a norm ‖Jv‖ that J does reach."""
-    operator = J.operator
+    batch = J.operator.batch_shape
     image = J.matvec(v)
     norm = _norm(image)
     scale = torch.ones_like(norm[..., 0]) if J.scale is None else J.scale[..., 0]
     value = scale * norm[..., 0]
-    upper = torch.maximum(value, scale * upper.to(value))
+    rounding = 1 + 64 * torch.finfo(value.dtype).eps
     return {
         "value": value,
         "lower": value,
-        "upper": upper * (1 + 64 * torch.finfo(value.dtype).eps),  # for rounding
+        "upper": torch.maximum(value, scale * upper.to(value)) * rounding,
         "residual": scale * residual.to(value),
         "iterations": iterations.to(value.device),
         "converged": converged.to(value.device),
-        "left": J.shaped(_divided(image, norm), operator.output_shape),
-        "right": J.shaped(v, operator.input_shape),
+        "left": _divided(image, norm).reshape(*batch, *J.operator.output_shape),
+        "right": v.reshape(*batch, *J.operator.input_shape),
     }
 
 
 def _with_bound(found: SpectralNorm, upper_bound: Tensor | float) -> SpectralNorm:
     """Put a bound that always holds in the place of the one that holds with a probability."""
     value = found.value
+    shape = tuple(value.shape)
     try:
         bound = torch.as_tensor(upper_bound, dtype=value.dtype, device=value.device).detach()
-        bound = bound.expand(value.shape)
+        bound = bound.expand(shape)
     except (TypeError, ValueError, RuntimeError) as error:
-        got = (
-            f"shape {tuple(upper_bound.shape)}"
-            if isinstance(upper_bound, Tensor)
-            else repr(upper_bound)
-        )
-        expected = f"a number, or a tensor of shape {tuple(value.shape)}"
+        is_tensor = isinstance(upper_bound, Tensor)
+        got = f"shape {tuple(upper_bound.shape)}" if is_tensor else repr(upper_bound)
+        expected = f"a number, or a tensor of shape {shape}"
         raise ValueError(f"upper_bound: expected {expected}, got {got}") from error
     if not bool((bound * (1 + 64 * torch.finfo(value.dtype).eps) >= value).all()):
         expected = f"at least the value found, {value.max().item():.6g}"
         raise ValueError(f"upper_bound: expected {expected}, got {bound.min().item():.6g}")
     return replace(found, upper=torch.maximum(bound, value), probability=1.0)
+
+
+def _ritz(d: ndarray, t: ndarray) -> tuple[ndarray, ndarray, ndarray, ndarray]:
+    """Ritz values θ of each member, decreasing; of θ_1 the vector V_k y, residual and error.
+
+    The relative error is estimated to second order, with θ_2 for σ_2 (:prf:ref:`thm-residual`).
+    """
+    eigenvalues, eigenvectors = np.linalg.eigh(_tridiagonal(d, t))
+    theta = np.sqrt(np.maximum(eigenvalues[:, ::-1], 0))
+    y = eigenvectors[:, :, -1]
+    theta_1 = np.maximum(theta[:, 0], _TINY)
+    residual = t[:, -1] * np.abs(y[:, -1]) / theta_1
+    gap = np.maximum(theta_1**2 - (theta[:, 1:2] ** 2).sum(1), _TINY)
+    return theta, y, residual, np.minimum(residual / theta_1, residual**2 / (2 * gap))
+
+
+def _has_converged(d: ndarray, t: ndarray, tol: float, overlap: float | None) -> ndarray:
+    """Whether θ_1 of each member is within tol as estimated, and within √tol as certified."""
+    converged = np.ones(len(d), dtype=bool)
+    if overlap is not None:  # as a rule this comes last, and it needs no eigenvectors
+        eigenvalues = np.linalg.eigvalsh(_tridiagonal(d, t))
+        m = max(math.log(2 * math.sqrt(tol) + tol), _SMALLEST_LOG)  # (1 + √tol)² = 1 + e^m
+        x, log_right = _certificate_b(np.sqrt(np.maximum(eigenvalues[:, ::-1], 0)), t, overlap)
+        converged = np.log(math.exp(m) + x).sum(1) >= log_right
+    if converged.any():
+        converged[converged] = _ritz(d[converged], t[converged])[-1] <= tol
+    return converged
+
+
+def _largest_growth(theta: ndarray, t: ndarray, overlap: float) -> ndarray:
+    r"""How far above θ_1 the certificates let σ_max lie, as a factor: the better of the two.
+
+    The second is the root of :math:`\prod_i(\sigma^2-\theta_i^2) = \prod_j t_j/s`, by Newton's
+    method on m = log(σ²/θ_1² − 1). The logarithm of the left side increases in m and is convex:
+    from the right the iteration comes down to the root and never passes it.
+    """
+    k = theta.shape[1]
+    at_worst = math.cosh(math.acosh(1 / overlap) / (2 * k - 1))
+    x, log_right = _certificate_b(theta, t, overlap)
+    m = log_right / k  # right of the root, since every logarithm is at least m
+    for _ in range(60):
+        factors = np.exp(m)[:, None] + x
+        slope = (np.exp(m)[:, None] / factors).sum(1)
+        step = np.maximum(np.log(factors).sum(1) - log_right, 0) / slope
+        m = np.maximum(m - step, _SMALLEST_LOG)
+        if (step <= 1e-12).all():
+            break
+    return np.minimum(at_worst, np.sqrt(1 + np.exp(m)))
+
+
+def _certificate_b(theta: ndarray, t: ndarray, overlap: float) -> tuple[ndarray, ndarray]:
+    """x = 1 − θ²/θ_1², for Σ log(e^m + x_i) on the left, and the logarithm of the right side."""
+    theta_1 = np.maximum(theta[:, :1], _TINY)
+    t = np.maximum(t / theta_1**2, _TINY)  # t_j = 0: the Krylov space is all that there is
+    return 1 - (theta / theta_1) ** 2, np.log(t).sum(1) - math.log(overlap)
+
+
+def _tridiagonal(d: ndarray, t: ndarray) -> ndarray:
+    """T_k as matrices (members, k, k), the lower triangle."""
+    members, k = d.shape
+    T = np.zeros((members, k * k))
+    T[:, :: k + 1] = d
+    T[:, k :: k + 1] = t[:, :-1]
+    return T.reshape(members, k, k)
