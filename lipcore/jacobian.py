@@ -41,11 +41,8 @@ class LinearOperator:
         Shapes of the batch, and of one input and one output without it.
     dtype, device
         Of inputs and outputs.
-    uses_autodiff : bool
-        Whether products need PyTorch's autodiff, and so cannot run in its inference mode.
     """
 
-    uses_autodiff = True
     _transposed_from = None
 
     def _describe(self, like, batch_shape, input_shape, output_shape) -> None:
@@ -77,7 +74,6 @@ class LinearOperator:
         transposed = LinearOperator()
         transposed._transposed_from = self
         transposed._describe(self, self.batch_shape, self.output_shape, self.input_shape)
-        transposed.uses_autodiff = self.uses_autodiff
         transposed.matvec = self.rmatvec
         transposed.rmatvec = self.matvec
         return transposed
@@ -104,8 +100,6 @@ class LinearOperator:
 
 class MatrixOperator(LinearOperator):
     """A batch of matrices, shape (…, rows, columns), as an operator."""
-
-    uses_autodiff = False
 
     def __init__(self, matrix: Tensor) -> None:
         self.matrix = check_tokens(matrix, name="matrix")
@@ -134,15 +128,15 @@ class AttentionJacobian(LinearOperator):
     It is applied in the space of queries, keys and values. The tangent of the scores is
     :math:`S_{ij} = \dot q_i\cdot k_j + q_i\cdot\dot k_j`, and the last two terms are
     :math:`\sum_j P_{ij} (S_{ij} - \bar s_i) v_j`, with :math:`\bar s_i` the mean of :math:`S_i`
-    under P_i. P is visited in tiles, a few heads and some rows at a time.
+    under P_i. P is visited in tiles, a few heads and some rows at a time. It is kept where it is
+    small (``WEIGHTS_BYTES``), else each product works it out anew: memory is then linear in n.
 
     Parameters
     ----------
     attention : Attention
     X : Tensor, shape (…, n, d)
     store : bool, optional
-        Whether to keep P, as is done where it is small (``WEIGHTS_BYTES``). Else each product works
-        it out anew, tile by tile: memory is then linear in n.
+        Whether to keep P, whatever its size.
 
     Examples
     --------
@@ -152,8 +146,6 @@ class AttentionJacobian(LinearOperator):
     >>> J.matvec(torch.ones(3, 1)).flatten()   # scores are constant: only mixing is left
     tensor([1., 1., 1.])
     """
-
-    uses_autodiff = False
 
     @torch.no_grad()
     def __init__(self, attention, X: Tensor, *, store: bool | None = None) -> None:
@@ -165,38 +157,38 @@ class AttentionJacobian(LinearOperator):
         projected = attention.project(X, value_bias=False)
         self._q, self._k, self._v = (part.flatten(0, -3).contiguous() for part in projected)
         check_scores(self._q, self._k)
-        # what gives the tangents of queries and keys, (heads·2k, d), and of values, (heads·p, d)
-        to_scores = torch.cat([attention.scale * attention.query, attention.key], dim=-2)
-        self._to_scores = to_scores.flatten(0, 1)
-        self._to_values = attention.value.flatten(0, 1)
         blocks = len(self._q)
-        if store is None:
-            store = blocks * n * n * self.dtype.itemsize <= WEIGHTS_BYTES
         self._cuts = cut_into_tiles(blocks, n, X.element_size(), X.device.type, attention.causal)
         self._P = None
         self._heaviest = self._q.new_empty(blocks, n, 1, dtype=torch.long)  # argmax_j P_ij
+        if store is None:
+            store = blocks * n * n * X.element_size() <= WEIGHTS_BYTES
         tiles = []
         for heads, rows, _, P in self._tiles():
             self._heaviest[heads, rows] = P.argmax(-1, keepdim=True)
             if store:
                 tiles.append(P)
-        if store:
-            self._P = tiles
-            self._use_few_tokens()
+        self._P = tiles if store else None
+        is_light = 2 * blocks * n * d * X.element_size() <= TILE_BYTES
+        self._few_tokens = 4 * n <= self._q.shape[-1] and is_light and attention.rotary is None
+        self._weights = self._projections()
 
-    def _use_few_tokens(self) -> None:
-        """Where n is small, keep of a query or key only what the scores need: n products, not k."""
-        heads, head_dim, d = self.attention.query.shape
-        blocks, n = self._q.shape[:2]
-        stays_in_cache = 2 * blocks * n * d * self.dtype.itemsize <= TILE_BYTES
-        if 4 * n > head_dim or not stays_in_cache or self.attention.rotary is not None:
-            return
-        q, k = (x.unflatten(0, (*self.batch_shape, heads)) for x in (self._q, self._k))
-        Q, K = self._to_scores.unflatten(0, (heads, -1)).chunk(2, dim=-2)
-        own = torch.einsum("...hjk,hkd->...hjd", k, Q)  # Aᵀx_j: q̇_i·k_j is its product with h_i
-        others = torch.einsum("...hik,hkd->...hid", q, K)  # A x_i + c: q_i·k̇_j is that with h_j
-        self._to_scores = torch.cat([own, others], dim=-2).flatten(-3, -2)  # (…, heads·2n, d)
-        self._q = self._k = torch.eye(n, dtype=self.dtype, device=self.device).expand(blocks, n, n)
+    def _projections(self) -> list[tuple[Tensor, list[int]]]:
+        """Weights (heads·width, d) that give the tangents of q, k and v from H, and their widths.
+
+        For few tokens the scores need less than the tangents of queries and keys: their products
+        with the n keys and queries, from Aᵀx_j and A x_i + c, (…, heads·2n, d).
+        """
+        Q = self.attention.scale * self.attention.query
+        K = self.attention.key
+        V = self.attention.value
+        if not self._few_tokens:
+            return [(torch.cat([Q, K, V], dim=-2).flatten(0, 1), [x.shape[-2] for x in (Q, K, V)])]
+        q, k = (x.unflatten(0, (*self.batch_shape, -1)) for x in (self._q, self._k))
+        Q = torch.einsum("...hjk,hkd->...hjd", k, Q)
+        K = torch.einsum("...hik,hkd->...hid", q, K)
+        both = torch.cat([Q, K], dim=-2).flatten(-3, -2)
+        return [(both, [q.shape[-2]] * 2), (V.flatten(0, 1), [V.shape[-2]])]
 
     def _tiles(self) -> Iterator[tuple[slice, slice, slice, Tensor]]:
         """Yield (heads, rows, seen, P[heads, rows, seen]) for one tile after the other."""
@@ -214,14 +206,17 @@ class AttentionJacobian(LinearOperator):
     def matvec(self, H: Tensor) -> Tensor:
         """D_X f[H], shape (…, n, output_dim)."""
         self._check("H", H, self.input_shape)
-        dq, dk = self._split(H @ self._to_scores.mT).chunk(2, dim=-1)
+        parts = [self._split(H @ W.mT).split(widths, dim=-1) for W, widths in self._weights]
+        dq, dk, dv = itertools.chain.from_iterable(parts)
         dq = self.attention.rotated(dq)
         dk = self.attention.rotated(dk)
-        dv = self._split(H @ self._to_values.mT)
         out = torch.empty_like(self._v)
         for heads, rows, seen, P in self._tiles():
-            S = torch.bmm(dq[heads, rows], self._k[heads, seen].mT)  # own query q̇·k
-            S.baddbmm_(self._q[heads, rows], dk[heads, seen].mT)  # others' keys q·k̇
+            if self._few_tokens:
+                S = dq[heads] + dk[heads].mT
+            else:
+                S = torch.bmm(dq[heads, rows], self._k[heads, seen].mT)  # own query q̇·k
+                S.baddbmm_(self._q[heads, rows], dk[heads, seen].mT)  # others' keys q·k̇
             dP = self._softmax_tangent_(P, S, self._heaviest[heads, rows])
             tile = torch.bmm(dP, self._v[heads, seen], out=out[heads, rows])
             tile.baddbmm_(P, dv[heads, seen])  # mixing
@@ -233,19 +228,26 @@ class AttentionJacobian(LinearOperator):
         self._check("G", G, self.output_shape)
         output = self.attention.output
         g = self._split(G if output is None else G @ output)
-        dq, dk, dv = (part.new_empty(part.shape) for part in (self._q, self._k, self._v))
+        dv = torch.empty_like(self._v)
+        width = g.shape[1] if self._few_tokens else self._q.shape[-1]
+        dq, dk = self._q.new_empty(2, *g.shape[:2], width)
         for heads, rows, seen, P in self._tiles():
             # the first tile of these heads sees all their keys, and the others are added to it
             add = float(rows.stop < g.shape[1])
             dv[heads, seen].baddbmm_(P.mT, g[heads, rows], beta=add)  # mixing
             S = torch.bmm(g[heads, rows], self._v[heads, seen].mT)
             dP = self._softmax_tangent_(P, S, self._heaviest[heads, rows])
-            torch.bmm(dP, self._k[heads, seen], out=dq[heads, rows])  # own query
-            dk[heads, seen].baddbmm_(dP.mT, self._q[heads, rows], beta=add)  # others' keys
+            if self._few_tokens:
+                dq[heads] = dP
+                dk[heads] = dP.mT
+            else:
+                torch.bmm(dP, self._k[heads, seen], out=dq[heads, rows])  # own query
+                dk[heads, seen].baddbmm_(dP.mT, self._q[heads, rows], beta=add)  # others' keys
         dq = self.attention.rotated(dq, back=True)
         dk = self.attention.rotated(dk, back=True)
-        scores = self._joined(torch.cat([dq, dk], dim=-1)) @ self._to_scores
-        return scores + self._joined(dv) @ self._to_values
+        parts = iter((dq, dk, dv))
+        own = [torch.cat([next(parts) for _ in widths], dim=-1) for _, widths in self._weights]
+        return sum(self._joined(x) @ W for x, (W, _) in zip(own, self._weights, strict=True))
 
     @staticmethod
     def _softmax_tangent_(P: Tensor, S: Tensor, heaviest: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from lipcore._checks import check_count, check_number
 from lipcore.attention import Attention
-from lipcore.jacobian import AutogradJacobian, LinearOperator, MatrixOperator
+from lipcore.jacobian import AttentionJacobian, AutogradJacobian, LinearOperator, MatrixOperator
 
 _TINY = 1e-150  # to divide by instead of zero
 _SMALLEST_LOG = -80.0  # e^-80 is nothing beside 1
@@ -132,7 +132,7 @@ def spectral_norm(
         probability = check_number("probability", probability, **limits)
         overlap = _overlap_quantile(J.shape[1], 1 - probability)
     v_1 = _random_start(J, generator)
-    with torch.inference_mode(not J.uses_autodiff):  # calls cost less in it
+    with torch.inference_mode(type(J) in (AttentionJacobian, MatrixOperator)):  # calls cost less
         run = _lanczos if method == "lanczos" else _power
         parts = run(_FlatOperator(J), v_1, tol, limit, overlap)
     found = SpectralNorm(probability=probability, **{k: x.clone() for k, x in parts.items()})
@@ -169,15 +169,13 @@ def local_lipschitz(
     f = attention_or_callable
     if not isinstance(f, Attention):
         return spectral_norm(AutogradJacobian(f, X), **options)
-    if not f.is_narrow:
-        with torch.inference_mode():
-            J = f.jacobian(X)
-        return spectral_norm(J, **options)
     f.check_input(X)
-    with torch.no_grad():  # a head alone works in its own few dimensions
-        small, Z, U = f.compressed()
-        found = spectral_norm(small.jacobian(X @ Z), **options)
-        return replace(found, left=found.left @ U.mT, right=found.right @ Z.mT)
+    if f.is_narrow:
+        with torch.no_grad():  # a head alone works in its own few dimensions
+            small, Z, U = f.compressed()
+            found = local_lipschitz(small, X @ Z, **options)
+            return replace(found, left=found.left @ U.mT, right=found.right @ Z.mT)
+    return spectral_norm(f.jacobian(X), **options)
 
 
 def _random_start(J: LinearOperator, generator: torch.Generator | None) -> Tensor:
@@ -236,9 +234,8 @@ def _orthogonalised(w: Tensor, V: Tensor) -> Tensor:
 
 
 def _norm(vector: Tensor) -> Tensor:
-    """Norms (*batch, 1), added up in float64: long vectors would lose half their digits."""
-    norm = torch.linalg.vector_norm(vector, dim=-1, keepdim=True, dtype=torch.float64)
-    return norm.to(vector.dtype)
+    """Norms (*batch, 1); a sum adds in pairs, where vector_norm loses half of float32's digits."""
+    return vector.square().sum(-1, keepdim=True).sqrt()
 
 
 def _divided(part: Tensor, by: Tensor) -> Tensor:
@@ -273,7 +270,8 @@ def _lanczos(J: _FlatOperator, v_1: Tensor, tol: float, max_iterations: int, ove
     for k in range(1, steps + 1):
         alpha_k = _norm(u_k)
         u_k = _divided(u_k, alpha_k)
-        w = _orthogonalised(J.rmatvec(u_k) - alpha_k * v_k, V[:k])
+        w = torch.addcmul(J.rmatvec(u_k), alpha_k, v_k, value=-1)  # Jᵀu_k − α_k v_k
+        w = _orthogonalised(w, V[:k])
         beta_k = _norm(w)
         before = beta
         alpha, beta = _to_host(alpha_k, beta_k)
@@ -290,7 +288,7 @@ def _lanczos(J: _FlatOperator, v_1: Tensor, tol: float, max_iterations: int, ove
         v_k = _divided(w, beta_k)
         V = torch.cat([V, torch.empty_like(V)]) if k == len(V) else V
         V[k] = v_k
-        u_k = J.matvec(v_k) - beta_k * u_k
+        u_k = torch.addcmul(J.matvec(v_k), beta_k, u_k, value=-1)  # J v_{k+1} − β_k u_k
 
 
 def _summary(J, V, d, t, iterations, converged, overlap) -> dict[str, Tensor]:

@@ -176,7 +176,7 @@ def test_multiplications_of_a_few_tokens(batch, n, few):
     J = layer().jacobian(tokens(batch, n, d))
     size = n if few else k  # entries of a query or key
     projections = 2 * n * heads * (d * (2 * size + p) + p * q)
-    tiles = 2 * n**2 * heads * (2 * size + 2 * p)
+    tiles = 2 * n**2 * heads * (2 * p + (0 if few else 2 * k))
     for product in both_products(J):
         assert flops(product) == batch * (projections + tiles)
 
