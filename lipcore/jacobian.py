@@ -213,7 +213,7 @@ class AttentionJacobian(LinearOperator):
         out = torch.empty_like(self._v)
         for heads, rows, seen, P in self._tiles():
             if self._few_tokens:
-                S = dq[heads] + dk[heads].mT
+                S = (dq[heads] + dk[heads].mT).contiguous()  # see _softmax_tangent_
             else:
                 S = torch.bmm(dq[heads, rows], self._k[heads, seen].mT)  # own query q̇·k
                 S.baddbmm_(self._q[heads, rows], dk[heads, seen].mT)  # others' keys q·k̇
@@ -251,7 +251,10 @@ class AttentionJacobian(LinearOperator):
 
     @staticmethod
     def _softmax_tangent_(P: Tensor, S: Tensor, heaviest: Tensor) -> Tensor:
-        """P_ij (S_ij − s̄_i) in the place of S: the derivative of softmax, a symmetric map."""
+        """P_ij (S_ij − s̄_i) in the place of S: the derivative of softmax, a symmetric map.
+
+        S must be contiguous: PyTorch's kernel writes wrong numbers into any other layout.
+        """
         S -= S.gather(-1, heaviest)  # relative to the heaviest key: settled rows lose no digits
         return torch._softmax_backward_data(S, P, -1, S.dtype, grad_input=S)
 

@@ -94,14 +94,16 @@ FEW = {
 
 
 @pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("batch", [(), (1,), (2,)])
 @pytest.mark.parametrize("name", FEW)
-def test_few_tokens_change_nothing(make_layer, name, causal, randn, monkeypatch):
+def test_few_tokens_change_nothing(make_layer, name, batch, causal, randn, monkeypatch):
     """Where 4n ≤ k a pair keeps n products of each query and key, not k: the same Jacobian."""
     attention = make_layer(d=7, k=16, p=3, causal=causal, **FEW[name])
-    X = randn(2, 4, 7)
+    X = randn(*batch, 4, 7)
     few = attention.jacobian(X)
     width = sum(W.shape[-2] for W, _ in few._weights)
-    expected = torch.stack([matrix(torch.func.jacrev(attention)(x), x) for x in X])
+    members = [matrix(torch.func.jacrev(attention)(x), x) for x in X.reshape(-1, 4, 7)]
+    expected = torch.stack(members).reshape(few.dense().shape)
     torch.testing.assert_close(few.dense(), expected, **EXACT)
     torch.testing.assert_close(few.T.dense(), expected.mT, **EXACT)
     monkeypatch.setattr(module, "TILE_BYTES", 1)  # nothing fits into the cache
