@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jupytext
 import pytest
+from book_build import execution
 from book_build.reach import Package
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -114,6 +115,26 @@ def test_docstrings_and_comments_do_not_matter(tmp_path, package):
         "import numpy\ndef solve():\n    '''More.'''\n    ..."
     )
     assert signature(FILES["core"]) != signature("import numpy\ndef solve(): return 1")
+
+
+def test_a_state_depends_on_code_that_is_reached_data_and_versions(tmp_path, monkeypatch):
+    for name, text in (("pkg/one.py", "a = 1"), ("pkg/two.py", "b = 2"), ("data/table", "1")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    def state(code: str = "import pkg.one") -> str:
+        return execution.States(tmp_path, "pkg", ["data"], ["numpy"]).of(code)
+
+    seen = [state()]
+    assert state() == seen[0]
+    (tmp_path / "pkg" / "two.py").write_text("b = 3")
+    assert state() == seen[0]
+    for name, text in (("pkg/one.py", "a = 2"), ("data/table", "2"), ("pkg/list.json", "[]")):
+        (tmp_path / name).write_text(text)
+        seen.append(state())
+    monkeypatch.setattr(execution, "library_versions", lambda names: ["numpy==0"])
+    seen.append(state())
+    assert len(set(seen)) == len(seen) == 5
 
 
 def test_no_page_of_the_book_reaches_everything():
