@@ -82,6 +82,8 @@ def test_faults_on_pages_fail_the_build_and_the_next_one_too(book):
             assert code != 0
             warnings = "\n".join(line for line in output.splitlines() if "WARNING" in line)
             assert [message for _, _, message in READING if message not in warnings] == []
+    code, output = book.build()
+    assert code == 0, output
 
 
 def test_only_what_changed_is_executed(book):

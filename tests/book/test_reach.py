@@ -2,6 +2,7 @@
 
 import ast
 from pathlib import Path
+from types import SimpleNamespace
 
 import jupytext
 import pytest
@@ -122,8 +123,11 @@ def test_a_state_depends_on_code_that_is_reached_data_and_versions(tmp_path, mon
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
 
-    def state(code: str = "import pkg.one") -> str:
-        return execution.States(tmp_path, "pkg", ["data"], ["numpy"]).of(code)
+    config = SimpleNamespace(book_package="pkg", book_data=["data"], book_libraries=["numpy"])
+    app = SimpleNamespace(srcdir=tmp_path, config=config)
+
+    def state() -> str:
+        return execution.states.__wrapped__(app).of("import pkg.one")
 
     seen = [state()]
     assert state() == seen[0]
@@ -132,7 +136,7 @@ def test_a_state_depends_on_code_that_is_reached_data_and_versions(tmp_path, mon
     for name, text in (("pkg/one.py", "a = 2"), ("data/table", "2"), ("pkg/list.json", "[]")):
         (tmp_path / name).write_text(text)
         seen.append(state())
-    monkeypatch.setattr(execution, "library_versions", lambda names: ["numpy==0"])
+    monkeypatch.setattr(execution, "library_versions", lambda names: [f"{x} 0" for x in names])
     seen.append(state())
     assert len(set(seen)) == len(seen) == 5
 
