@@ -29,13 +29,14 @@ _AMBER = ("#b48b09", "#f5d04a")
 _SKY = ("#219ad9", "#84dbff")
 _PINK = ("#c23a97", "#fe8cce")
 
-_SOLID, _DASHED, _DOTTED = "-", (0, (6, 2)), (0, (1, 1.5))
-_DASH_DOT, _LONG, _SHORT, _FINE = (
-    (0, (4, 1.5, 1, 1.5)),
-    (0, (9, 2, 2, 2)),
-    (0, (3, 2)),
-    (0, (2, 2)),
-)
+_SOLID = "-"
+_DASHED = (0, (6, 2))
+_DOTTED = (0, (1, 1.5))
+_SPARSE = (0, (1, 3))
+_DASH_DOT = (0, (4, 1.5, 1, 1.5))
+_LONG = (0, (9, 2, 2, 2))
+_SHORT = (0, (3, 2))
+_FINE = (0, (2, 2))
 
 
 class Role(NamedTuple):
@@ -84,7 +85,7 @@ ROLES = {
     "general": Role(*_PINK, "general bound", "bounds", _DASHED),
     "local": Role(*_SKY, "local bound", "bounds", _DASH_DOT),
     "mean_field": Role(*_PURPLE, "mean-field bound", "bounds", _DOTTED),
-    "mean_field_paper": Role(*_PINK, "mean-field bound as published", "bounds", (0, (1, 3))),
+    "mean_field_paper": Role(*_PINK, "mean-field bound as published", "bounds", _SPARSE),
     "masked": Role(*_AMBER, "masked bound", "bounds", _LONG),
     "lower": Role(*_GREEN, "lower bound", "bounds", _SHORT),
     "lanczos": Role(*_BLUE, "Lanczos", "methods"),
