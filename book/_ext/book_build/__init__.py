@@ -10,6 +10,8 @@ editions   links to the PDF and the archive of the site
 provenance when, with what and how long each page was executed; the versions of all libraries
 scoreboard the table of claims, collected from the executed pages
 figures    each figure for light and for dark pages, from one dictionary of colours
+figurelist the list of figures
+dictionary the dictionary of colours, as a table and for style sheets
 live       the live pictures, each with its script on its own page
 reference  a section of the reference for each module of the package
 hover      what a reference shows when it is hovered
@@ -24,9 +26,11 @@ from __future__ import annotations
 from sphinx.application import Sphinx
 
 from . import (
+    dictionary,
     downloads,
     editions,
     execution,
+    figurelist,
     figures,
     finding,
     hover,
@@ -49,7 +53,9 @@ def setup(app: Sphinx) -> dict:
         pages,
         provenance,
         downloads,
+        dictionary,
         figures,
+        figurelist,
         live,
         reference,
         scoreboard,
