@@ -105,8 +105,8 @@ def percent(x: float, digits: int = 0) -> str:
 
     Examples
     --------
-    >>> percent(0.374), percent(-0.0125, 1)
-    ('37\\xa0%', '−1.2\\xa0%')
+    >>> print(percent(0.374), percent(-0.0125, 1), sep=", ")
+    37 %, −1.2 %
     """
     return f"{decimal(100 * _finite(x), digits)}{SPACE}%"
 

@@ -2,6 +2,7 @@
 
 import ast
 import io
+import math
 import re
 import tokenize
 from functools import cache
@@ -17,7 +18,7 @@ PAGES = sorted(path.stem for path in (ROOT / "notebooks").glob("*.md"))
 TO_DO = set(PAGES) - {"02_jacobian"}
 
 WIDTH = 76
-LINES = {"visible": 15, "check": 25}
+LINES = {"visible": 15, "check": 25, "figure": 40}
 KINDS = {
     (): "visible",
     ("hide-input",): "figure",
@@ -72,13 +73,11 @@ def ends_with(tree: ast.Module, function: str) -> bool:
     return isinstance(last, ast.Expr) and bool(calls(last, function))
 
 
-def seen_faults(code: str, tree: ast.Module, most: int, apart: set[str]) -> list[str]:
-    """Faults of a cell that a reader reads: its length, and what should stand elsewhere."""
-    lines = len(code.splitlines())
+def seen_faults(code: str, tree: ast.Module, apart: set[str]) -> list[str]:
+    """Faults of a cell that a reader reads: what should stand elsewhere."""
     modules = {name for name, module in imports(tree).items() if MODULES.fullmatch(module)}
     plumbing = sorted((names(tree) & apart) | modules)
     return [
-        *([f"{lines} lines, at most {most}"] if lines > most else []),
         *[f"plumbing: {name}" for name in plumbing],
         *[f"a comment behind code: {remark}" for remark in remarks(code)],
     ]
@@ -87,15 +86,18 @@ def seen_faults(code: str, tree: ast.Module, most: int, apart: set[str]) -> list
 def cell_faults(cell) -> list[str]:
     """Faults of one cell."""
     code, tree = cell.source, ast.parse(cell.source)
-    wide = [line for line in code.splitlines() if len(line) > WIDTH]
+    lines, most = code.splitlines(), LINES.get(kind(cell), math.inf)
+    wide = [line for line in lines if len(line) > WIDTH]
     faults = [f"{len(line)} characters: {line.strip()[:40]}" for line in wide]
+    if len(lines) > most:
+        faults.append(f"{len(lines)} lines, at most {most}")
     match kind(cell):
         case None:
             faults.append(f"tags {cell.metadata.get('tags')}: none, or one of {list(KINDS)[1:]}")
         case "visible":
-            faults += seen_faults(code, tree, LINES["visible"], PLUMBING)
+            faults += seen_faults(code, tree, PLUMBING)
         case "check":
-            faults += seen_faults(code, tree, LINES["check"], PLUMBING - {"checked"})
+            faults += seen_faults(code, tree, PLUMBING - {"checked"})
             if not ends_with(tree, "checked"):
                 faults.append("a check ends with checked(…)")
         case "figure":
@@ -110,7 +112,8 @@ def opening_faults(cells) -> list[str]:
     first, second, *_ = [*cells, None, None]
     if first is None:
         return []
-    used = set().union(*(names(ast.parse(c.source)) for c in cells if kind(c) in LINES))
+    seen = (ast.parse(c.source) for c in cells if kind(c) in ("visible", "check"))
+    used = set().union(*map(names, seen))
     faults = [] if kind(first) == "visible" else ["the first cell is not visible"]
     for name in imports(ast.parse(first.source)).keys() - used:
         faults.append(f"the first cell imports {name}, which no visible cell uses")

@@ -276,8 +276,8 @@ def document(root: Path, site: Path, chapters: dict[str, Chapter], today: str) -
 <p class="front-note">The theory is that of <i>How Smooth Is Attention?</i> by Valérie Castin, Pierre Ablin and
 Gabriel Peyré (ICML 2024), derived, checked, corrected where it must be, and measured. This is a work of its own, not
 by the authors of the paper. Every number, table and figure was computed when the book was built. Proofs and
-solutions, folded on the screen, are open here; code that only sets up, draws or checks is left out, and is in the notebooks.
-Licence: BSD-3-Clause.</p>
+solutions, folded on the screen, are open here; code that only sets up, draws or checks is left out, and is
+in the notebooks. Licence: BSD-3-Clause.</p>
 </header>
 <nav class="contents"><h1>Contents</h1><ol>{"".join(toc)}</ol></nav>
 <main>{"".join(main)}</main>
