@@ -9,6 +9,7 @@ downloads  every notebook page as ``.ipynb`` with outputs, in plain Markdown
 editions   links to the PDF and the archive of the site
 provenance when, with what and how long each page was executed; the versions of all libraries
 scoreboard the table of claims, collected from the executed pages
+results    a claim in its theorem's box; a check folded under its line
 figures    each figure for light and for dark pages, from one dictionary of colours
 figurelist the list of figures
 dictionary the dictionary of colours, as a table and for style sheets
@@ -39,6 +40,7 @@ from . import (
     pages,
     provenance,
     reference,
+    results,
     scoreboard,
 )
 
@@ -59,6 +61,7 @@ def setup(app: Sphinx) -> dict:
         live,
         reference,
         scoreboard,
+        results,
         editions,
         hover,
         finding,
