@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 PAINT = re.compile(r"(\b(?:fill|stroke)(?:: *|=\"))([^;\"]+)")
 EMBEDDED = re.compile(r"(data:image/png;base64,)([A-Za-z0-9+/=\s]+)")
+FILLED = re.compile(r"\bfill:|\bfill-opacity: 0(?:;|$)")
 UNPAINTED = ("none", "transparent", "currentColor")
 DRAWN = ("path", "rect", "circle", "ellipse", "line", "polyline", "polygon", "use", "text")
 NOT_DRAWN = ("defs", "clipPath", "metadata")  # but where something refers to them
@@ -43,7 +44,7 @@ def black_by_default(svg: str) -> bool:
     while stack:
         node, painted = stack.pop()
         tag = node.tag.rpartition("}")[2]
-        painted = painted or "fill" in node.attrib or "fill:" in node.get("style", "")
+        painted = painted or "fill" in node.attrib or bool(FILLED.search(node.get("style", "")))
         if tag in DRAWN and not painted:
             return True
         stack += [(child, painted) for child in node if tag not in NOT_DRAWN]
