@@ -70,7 +70,7 @@ def setup(app: Sphinx) -> dict:
         part.setup(app)
     return {
         "version": __version__,
-        "env_version": 5,
+        "env_version": 6,
         "parallel_read_safe": False,
         "parallel_write_safe": True,
     }
