@@ -43,6 +43,10 @@ class References:
                     return ".".join(map(str, numbers[label]))
         return ""
 
+    def _figures(self) -> set[str]:
+        numbers = self.env.toc_fignumbers.values()
+        return {label for page in numbers for label in page.get("figure", {})}
+
     def resolve(self, role: str, target: str) -> str:
         """Return Markdown for a role or a link."""
         explicit = EXPLICIT.match(target)
@@ -58,9 +62,9 @@ class References:
             return f"({self.number(name) or name})"
         if role in ("ref", "numref", "link") and name.lstrip("#") in self._exercises:
             return self._exercise(text, name.lstrip("#"))
-        if role == "numref":
+        if name in self._figures():
             return (text or "Figure %s").replace("%s", self.number(name))
-        if role in ("ref", "doc", "link"):
+        if role in ("ref", "numref", "doc", "link"):
             return self._link(role, text, name)
         return text if explicit else f"`{name.lstrip('~!')}`"
 
@@ -97,14 +101,14 @@ class References:
         standard = self.env.get_domain("std")
         page, _, anchor = name.partition("#")
         docname = self._page(page) if page else self.docname
-        label = name if role == "ref" else anchor
+        label = anchor or name
         if label in standard.labels:
             docname, _, title = standard.labels[label]
             return self._to(text or title, docname, f"#{label}")
         if label in getattr(self.env, "proof_list", {}):
             return self._proof(text, label)
         if docname not in self.env.titles:
-            return f"[{text or name}]({name})"
+            return f"[{text or name}]({name})" if role == "link" else text or name
         return self._to(
             text or self.env.titles[docname].astext(), docname, f"#{anchor}" if anchor else ""
         )
