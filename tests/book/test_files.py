@@ -143,7 +143,7 @@ def test_every_page_is_in_the_contents_once():
 
 
 @pytest.mark.parametrize("page", [f for f in toc_files() if f.startswith("notebooks/")])
-def test_a_chapter_is_a_myst_notebook_with_short_cells(page):
+def test_a_chapter_is_a_myst_notebook(page):
     text = (ROOT / f"{page}.md").read_text(encoding="utf8")
     head = yaml.safe_load(text.split("---")[1])
     assert head["jupytext"]["text_representation"]["format_name"] == "myst", (
@@ -152,13 +152,7 @@ def test_a_chapter_is_a_myst_notebook_with_short_cells(page):
     assert head["kernelspec"]["name"] == "python3"
     title = next(line for line in text.split("---", 2)[2].splitlines() if line.startswith("# "))
     assert "$" not in title, "a title is also the window's: write √n, not TeX"
-    cells = re.findall(r"^```\{code-cell\}[^\n]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    code = [
-        re.sub(r"\A(---\n.*?\n---\n|(:[\w-]+:[^\n]*\n)+)", "", c, flags=re.DOTALL) for c in cells
-    ]
-    assert code, "a chapter executes something"
-    long = [c.split("\n")[0] for c in code if len(c.strip().split("\n")) > 30]
-    assert long == [], "cells start so and are longer than 30 lines"
+    assert "```{code-cell}" in text, "a chapter executes something"
 
 
 @pytest.mark.parametrize("page", [f for f in toc_files() if f.startswith("notebooks/")])
@@ -234,12 +228,12 @@ def test_the_repository_is_named_alike_everywhere():
     assert yml("CITATION.cff")["repository-code"] == url
 
 
-def test_the_extension_needs_of_the_package_only_the_claims():
+def test_the_extension_needs_of_the_package_only_claims_and_colours():
     """Building must not import PyTorch, and a broken package must still get a readable build log."""
     for path in (ROOT / "book" / "_ext" / "book_build").glob("*.py"):
         text = path.read_text(encoding="utf8")
         found = re.findall(r"^\s*(?:import|from) (lipcore[.\w]*)", text, re.MULTILINE)
-        assert found in ([], ["lipcore.lab.claims"]), path.name
+        assert set(found) <= {"lipcore.lab.claims", "lipcore.lab.colours"}, path.name
 
 
 def test_make_help_lists_the_targets():
