@@ -39,7 +39,7 @@ MISPLACED = {
     "a label without its text": r"\*\*(?:Solution|Exercise)\.\*\*|\*\*Solution \(.*",
     "a statement that is not quoted": r"^\*\*(?:Theorem|Proposition|Lemma|Corollary|Definition)\b.*",
     "an exercise after the solutions": r"^## Solutions\n(?:.*\n)*?(\*\*Exercise.*)",
-    "it needs the page": r"^[^#\n]*(\b[Dd]rag the\b(?![^\[\n]*\])|\btab key\b|\baddress of this page\b)",
+    "it needs the page": r"^[^#\n]*(\b[Dd]rag the\b(?![^\[\n]*\])|\bPress \*|\btab key\b|\baddress of this page\b)",
 }
 
 

@@ -190,6 +190,7 @@ def notebook(**changes) -> str:
         (notebook(prose="> **Theorem 1.2.** $x$"), None),
         (notebook(prose="## Solutions\n\nOne.\n\n**Exercise 2**"), "after the solutions"),
         (notebook(prose="Drag the tokens."), "needs the page"),
+        (notebook(prose="Press *All equal*."), "needs the page"),
         (notebook(prose="# Drag the tokens\n\nSee [Drag the tokens](a.ipynb)."), None),
         (notebook(prose="See [1](#thm-one)."), "nowhere"),
         (notebook(prose='<a id="ex-one"></a> See [1](#ex-one).'), None),
