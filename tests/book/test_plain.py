@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "book" / "_ext"))
-from book_build.downloads import caption, solutions_last
+from book_build.downloads import caption, show_pictures, solutions_last
 from book_build.plain import Converter
-from nbformat.v4 import new_code_cell, new_markdown_cell
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
 
 MACROS = {
     "R": r"\mathbb{R}",
@@ -139,6 +139,20 @@ def test_solutions_stand_at_the_end_under_the_names_of_their_exercises():
         "### Solution of [Exercise (Two)](#ex-two)",
         "The same.",
     ]
+
+
+def test_a_drawing_is_shown_where_svg_is_not_trusted():
+    drawn = new_output("display_data", data={"image/svg+xml": "<svg/>", "text/plain": "<Figure>"})
+    other = new_output("stream", text="1")
+    metadata = {"mystnb": {"image": {"alt": 'A "line"'}}}
+    cell = new_code_cell("draw()", metadata=metadata, outputs=[drawn, other])
+    show_pictures(cell)
+    source = "data:image/svg+xml;base64,PHN2Zy8+"
+    assert cell.outputs[0].data == {
+        "text/html": f'<img alt="A &quot;line&quot;" src="{source}">',
+        "text/plain": "<Figure>",
+    }
+    assert cell.outputs[1] == other
 
 
 def test_a_page_without_solutions_stays_as_it_is():

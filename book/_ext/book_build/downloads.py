@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import base64
 import json
 import posixpath
 import re
 from collections.abc import Callable
+from html import escape
 from pathlib import Path
 
 import nbformat
@@ -195,6 +197,16 @@ def caption(cell, number: Callable[[str], str]) -> list:
     return [nbformat.v4.new_markdown_cell(words)]
 
 
+def show_pictures(cell) -> None:
+    """Put drawings into HTML: Jupyter does not show an SVG in a notebook from elsewhere."""
+    alt = cell.metadata.get("mystnb", {}).get("image", {}).get("alt", "")
+    for output in cell.outputs:
+        svg = output.get("data", {}).pop("image/svg+xml", None)
+        if svg is not None:
+            address = "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
+            output["data"]["text/html"] = f'<img alt="{escape(alt)}" src="{address}">'
+
+
 def convert(app: Sphinx, docname: str) -> nbformat.NotebookNode:
     """Return the executed notebook of a page in plain Markdown."""
     notebook = nbformat.read(executed_notebook(app.env, docname), as_version=4)
@@ -210,7 +222,9 @@ def convert(app: Sphinx, docname: str) -> nbformat.NotebookNode:
         cell["id"] = f"cell-{index}"
         if cell.cell_type == "markdown":
             cell.source = converter.convert(cell.source)
-        elif "hide-input" in cell.metadata.get("tags", []):
+            continue
+        show_pictures(cell)
+        if "hide-input" in cell.metadata.get("tags", []):
             cell.metadata["jupyter"] = {"source_hidden": True}
     cells = [cell for cell in cells if cell.source]
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
