@@ -23,7 +23,7 @@ WORDS = " This sentence is new."
 # Whether a chapter is open as a notebook, and its kernel waits: earlier, nothing can be run.
 IDLE = """chapter => {
   const panel = jupyterapp.shell.currentWidget;
-  return panel.context?.path.includes(chapter) && panel.sessionContext.session?.kernel?.status === 'idle';
+  return panel?.context?.path.includes(chapter) && panel.sessionContext.session?.kernel?.status === 'idle';
 }"""
 
 # What the open notebook shows: execution counts, and the outputs that are errors.
@@ -35,6 +35,11 @@ STATE = """() => {
     errors: cells.flatMap(cell => cell.outputs).filter(output => output.output_type === 'error'),
     outputs: cells.flatMap(cell => cell.outputs).length};
 }"""
+
+ENDED = f"""() => {{
+  const {{counts, errors}} = ({STATE})();
+  return errors.length || counts.every(count => count !== null);
+}}"""
 
 
 def free_port() -> int:
@@ -125,7 +130,7 @@ def run_all(page) -> None:
 
 def finished(page, chapter: str) -> dict:
     page.get_by_role("tab", name=f"{chapter}.md").click()
-    page.wait_for_function(f"() => ({STATE})().counts.every(count => count !== null)")
+    page.wait_for_function(ENDED)
     return page.evaluate(STATE)
 
 
