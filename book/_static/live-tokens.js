@@ -65,7 +65,7 @@ const plane = (() => {
 			const count = same.length, step = Math.min(0.09, 1.7 / count), size = 0.11 / count ** 0.4, from = 0.22 - 0.22 / count;
 			const ray = ([u, v], i) => {
 				const far = Math.hypot(u, v), turn = Math.atan2(-v, u) + (i - (count - 1) / 2) * step;
-				const to = (r, t = turn) => `${r * Math.cos(t)} ${r * Math.sin(t)}`;
+				const to = (r, t = turn) => `${(r * Math.cos(t)).toFixed(3)} ${(r * Math.sin(t)).toFixed(3)}`;
 				return `M${x} ${-y}m${to(from)}l${to(far)}l${to(size, turn + 2.6)}m${to(-size, turn + 2.6)}l${to(size, turn - 2.6)}`;
 			};
 			const [u, v] = same[count >> 1], far = Math.hypot(u, v);
@@ -114,7 +114,7 @@ const plane = (() => {
 	// At most eight tokens, in the disc; so few with a mask that a change is seen at once.
 	const settle = (scene) => {
 		const tokens = scene.tokens.slice(0, 8), most = 256 / (scene.causal ? tokens.length : 1);
-		return { ...scene, chosen: Math.floor(within(scene.chosen, 0, tokens.length - 1)), tokens: tokens.map(([x, y, copies]) => {
+		return { ...scene, chosen: within(scene.chosen, 0, tokens.length - 1) | 0, tokens: tokens.map(([x, y, copies]) => {
 			const shrink = Math.min(1, scene.radius / (Math.hypot(x, y) || 1));
 			return [x * shrink, y * shrink, Math.round(within(copies, 1, most))];
 		}) };
