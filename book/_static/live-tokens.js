@@ -70,17 +70,18 @@ const plane = (() => {
 			};
 			const [u, v] = same[count >> 1], far = Math.hypot(u, v);
 			return { d: `M${x - 0.03} ${-y}a.03 .03 0 1 0 .06 0a.03 .03 0 1 0-.06 0` + same.map(ray).join(""), count,
-				spots: [0.2, 0.35, 0.5, 0.65].map((k) => (from + k) / far + 1).map((k) => [x + u * k, -y - v * k]) };
+				spots: [0.2, 0.4].map((k) => (from + k) / far + 1).map((k) => [x + u * k, -y - v * k]) };
 		});
 	};
 
-	// Texts, each on the first of its spots that is free.
+	// Texts, each on the first of its spots that is free, or below.
 	const write = (group, taken, notes) => {
 		group.innerHTML = notes.map(({ words, name }) => `<text class="${name}">${words}</text>`).join("");
 		notes.forEach(({ spots }, i) => {
 			const text = group.children[i], { width, height } = text.getBBox(), w = width / 2 + 0.02, h = height * 0.45;
 			const free = ([x, y]) => taken.every((t) => Math.abs(t[0] - x) > t[2] + w || Math.abs(t[1] - y) > t[3] + h);
-			const [x, y] = spots.find(free) || spots.at(-1);
+			let [x, y] = spots.find(free) || spots[0];
+			while (!free([x, y])) y += 0.05;
 			taken.push([x, y, w, h]);
 			put(text, { x, y });
 		});
@@ -106,7 +107,7 @@ const plane = (() => {
 			if (!copies) return;
 			taken.push([x, -y, 0.12, 0.12]);
 			notes.unshift({ words: `${copies > 1 ? `×${copies} · ` : ""}${Math.round(100 * share)} %`, name: "",
-				spots: [28, -28, 46, -46, 64, -64, 82, -82, 100, -100].map((far) => [x, far / 100 - y]) });
+				spots: [[x, 0.28 - y], [x, -0.28 - y]] });
 		});
 		write(all("notes")[0], taken, notes);
 	};
