@@ -9,8 +9,8 @@ downloads  every notebook page as ``.ipynb`` with outputs, in plain Markdown
 editions   links to the PDF and the archive of the site
 provenance when, with what and how long each page was executed; the versions of all libraries
 scoreboard the table of claims, collected from the executed pages
-figures    each figure for light and for dark pages, from one dictionary of colours
 results    a claim in its theorem's box; a check folded under its line
+figures    each figure for light and for dark pages, from one dictionary of colours
 live       the live pictures, each with its script on its own page
 reference  a section of the reference for each module of the package
 hover      what a reference shows when it is hovered
