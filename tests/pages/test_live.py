@@ -16,7 +16,8 @@ from checker import PHONE, Watched, check
 from test_pages import HTML, ROOT, built
 
 sys.path.insert(0, str(ROOT / "book" / "_ext"))
-from book_build.live import colour_variables, compact, scripts
+from book_build.dictionary import style_sheet
+from book_build.live import compact, scripts
 
 from lipcore import Attention, bounds, local_lipschitz
 from lipcore.adversarial import worst_case_inputs
@@ -91,7 +92,9 @@ def opened(browser, site):
 def scene_in(page, name: str, change: dict) -> dict:
     """Change the scene of a live picture; return what it knows afterwards."""
     hook = HOOKS[name]
-    return page.evaluate(f"(change) => {{ {hook}.set(change); return {STATE.format(hook)}; }}", change)
+    return page.evaluate(
+        f"(change) => {{ {hook}.set(change); return {STATE.format(hook)}; }}", change
+    )
 
 
 def state_of(page, name: str):
@@ -201,7 +204,9 @@ def test_the_worst_pair_is_nearly_as_bad_as_the_package_finds(opened, family, st
 def test_the_words_say_what_copying_does(opened):
     page = opened["attention"]
     scene_in(page, "attention", {**PLAIN, **SCENES["symmetric"]})
-    assert "multiplies the number by 1.00, however often" in page.locator(".live-words").inner_text()
+    assert (
+        "multiplies the number by 1.00, however often" in page.locator(".live-words").inner_text()
+    )
     part = {**SCENES["copies that part"], "tokens": [[1.3, -0.7, 1], [-1.2, 0.1, 44]]}
     once = scene_in(page, "attention", {**PLAIN, **part})
     assert "copies can part" in page.locator(".live-words").inner_text()
@@ -624,3 +629,90 @@ def test_the_scripts_are_small_and_only_on_their_page(name):
 def test_a_script_is_made_smaller_without_a_change_of_what_it_does():
     script = "// One.\nconst a = 'http://x'; // two\n\tconst b = 3;\n\n\t// three\nb / a;\n"
     assert compact(script) == "const a = 'http://x';\nconst b = 3;\nb / a;\n"
+
+
+TEASER = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Teaser</title>
+<meta name="viewport" content="width=device-width"><style>{style}</style>
+<body>{markup}{scripts}</body></html>"""
+
+
+@pytest.fixture(scope="module")
+def teaser(tmp_path_factory) -> str:
+    """The address of a page with nothing but the small picture."""
+    style = style_sheet() + (ROOT / "book/_static/live.css").read_text(encoding="utf8")
+    sources = [(ROOT / "book/_static" / s).read_text(encoding="utf8") for s in scripts(["teaser"])]
+    assert sum(len(compact(source).encode()) for source in sources) < LIMIT
+    page = TEASER.format(
+        style=style,
+        markup=(ROOT / "book/_live/teaser.html").read_text(encoding="utf8"),
+        scripts="".join(f"<script>{compact(source)}</script>" for source in sources),
+    )
+    path = tmp_path_factory.mktemp("teaser") / "teaser.html"
+    path.write_text(page, encoding="utf8")
+    return path.as_uri()
+
+
+def drawn(page) -> list[str]:
+    """The arrows of the small picture, and its number."""
+    paths = [page.locator(f"#live-teaser .live-{name}") for name in ("nudge", "answer")]
+    rounded = [
+        re.sub(r"\d+\.\d+", lambda v: f"{float(v[0]):.2f}", p.get_attribute("d")) for p in paths
+    ]
+    return [*rounded, shown(page, "norm")]
+
+
+def test_the_small_picture_has_the_numbers_of_the_package(browser, teaser):
+    page = browser.new_page()
+    page.goto(teaser)
+    chance = random.Random(2)
+    for _ in range(6):
+        tokens = [[chance.uniform(-1, 1), chance.uniform(-1, 1), k] for k in (1, 9, 4, 1)]
+        page.evaluate("tokens => live.teaser.set({tokens})", tokens)
+        state = page.evaluate(STATE.format("live.teaser"))
+        f = Attention.from_matrices(-torch.eye(2).double(), torch.eye(2).double())
+        truth = torch.linalg.matrix_norm(f.jacobian(laid_out(state)).dense(), 2).item()
+        assert state["norm"] == pytest.approx(truth, rel=TOLERANCE)
+        assert same(shown(page, "norm"), truth)
+        assert overlaps(page, "#live-teaser .live-notes text") == []
+    page.close()
+
+
+def test_the_small_picture_is_still_where_scripts_are_off(browser, teaser):
+    """And it is the scene with which the script begins."""
+    with browser.new_context(java_script_enabled=False) as still, browser.new_context() as moving:
+        pages = [context.new_page() for context in (still, moving)]
+        for page in pages:
+            page.goto(teaser)
+        assert drawn(pages[0]) == drawn(pages[1])
+        assert all(page.locator("#live-teaser svg").is_visible() for page in pages)
+        assert [page.locator("#live-teaser .live-hands").is_visible() for page in pages] == [
+            False,
+            True,
+        ]
+        assert [page.locator("#live-teaser [tabindex]").count() for page in pages] == [0, 4]
+
+
+def test_the_small_picture_follows_every_hand(browser, teaser):
+    context = browser.new_context(viewport=PHONE, has_touch=True, is_mobile=True)
+    page = context.new_page()
+    page.goto(teaser)
+    address, start = page.url, drawn(page)
+    token = page.locator("#live-teaser .live-token").first
+    reach(page, token)
+    page.keyboard.press("ArrowRight")
+    by_key = drawn(page)
+    assert by_key != start
+    x, y = centre(token.locator(".live-dot"))
+    touch = context.new_cdp_session(page)
+    for kind, far in [("Start", 0), ("Move", 30), ("End", None)]:
+        at = [] if far is None else [{"x": x, "y": y + far}]
+        touch.send("Input.dispatchTouchEvent", {"type": f"touch{kind}", "touchPoints": at})
+    page.wait_for_function("y => live.teaser.state().tokens[0][1] < y", arg=0.3)
+    assert drawn(page) != by_key
+    page.wait_for_function("document.querySelector('#live-teaser [role=status]').textContent")
+    assert (
+        page.locator("#live-teaser [role=status]").inner_text().startswith("This nudge is answered")
+    )
+    assert page.url == address, "the first page keeps its address"
+    assert page.locator("#live-teaser svg").bounding_box()["width"] > 300
+    context.close()

@@ -13,8 +13,6 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from lipcore.lab.colours import ROLES
-
 FOLDER = Path("book") / "_live"
 SHARED = {
     "attention": ("live", "live-tokens"),
@@ -52,30 +50,13 @@ def compact(script: str) -> str:
     return _FOR_READERS.sub("", script)
 
 
-def colour_variables() -> str:
-    """Return the roles of colours as variables of CSS, for light and for dark pages."""
-
-    def block(selector: str, mode: str) -> str:
-        values = [f"--colour-{n.replace('_', '-')}: {getattr(r, mode)};" for n, r in ROLES.items()]
-        return f"{selector} {{ {' '.join(values)} }}\n"
-
-    return block(":root", "light") + block('html[data-theme="dark"]', "dark")
-
-
-def write_colours(app: Sphinx) -> None:
-    """Put the variables where pages load them from."""
-    folder = Path(app.outdir) / "_static"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "colours.css").write_text(colour_variables(), encoding="utf8")
-
-
 def load_scripts(app: Sphinx, pagename, templatename, context, doctree) -> None:
     """Load the scripts and the style of live pictures on their own pages only."""
     names = app.env.metadata.get(pagename, {}).get("live", [])
     for script in scripts(names):
         app.add_js_file(script, loading_method="defer")
-    for style in ("colours.css", "live.css") if names else ():
-        app.add_css_file(style)
+    if names:
+        app.add_css_file("live.css")
 
 
 def shrink_scripts(app: Sphinx, exception: Exception | None) -> None:
@@ -87,6 +68,5 @@ def shrink_scripts(app: Sphinx, exception: Exception | None) -> None:
 def setup(app: Sphinx) -> None:
     """Register the directive and the hooks."""
     app.add_directive("live", Live)
-    app.connect("builder-inited", write_colours)
     app.connect("html-page-context", load_scripts)
     app.connect("build-finished", shrink_scripts)
