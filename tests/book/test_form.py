@@ -29,7 +29,17 @@ KINDS = {
 }
 # What a reader of the code need not see.
 KEPT_APART = {"glue", "claim", "checked"}
-PLUMBING = KEPT_APART | {"figure", "use_style", "plt", "fig", "ax", "axes", "panel", "panels"}
+PLUMBING = KEPT_APART | {
+    "colours",
+    "figure",
+    "use_style",
+    "plt",
+    "fig",
+    "ax",
+    "axes",
+    "panel",
+    "panels",
+}
 MODULES = re.compile(r"myst_nb|matplotlib.*|lipcore\.lab\.(claims|colours|numbers|plotting)")
 
 

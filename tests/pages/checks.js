@@ -81,7 +81,9 @@ window.bookChecks = (() => {
 
   const figures = () => all("article .cell_output img, article figure img").flatMap((e) => {
     const style = getComputedStyle(e), faults = [];
-    if (style.backgroundColor !== "rgb(255, 255, 255)") faults.push("has no white ground");
+    const forBoth = e.matches(".only-light, .only-dark"), white = style.backgroundColor === "rgb(255, 255, 255)";
+    if (!forBoth && !white) faults.push("has no white ground");
+    if (forBoth && style.backgroundColor !== "rgba(0, 0, 0, 0)") faults.push("has a ground of its own");
     if (style.filter !== "none") faults.push("is dimmed");
     if (!e.naturalWidth) faults.push("is empty");
     return faults.map((fault) => `figure ${sources(e)} ${fault}`);

@@ -11,6 +11,8 @@ provenance when, with what and how long each page was executed; the versions of 
 scoreboard the table of claims, collected from the executed pages
 results    a claim in its theorem's box; a check folded under its line
 figures    each figure for light and for dark pages, from one dictionary of colours
+figurelist the list of figures
+dictionary the dictionary of colours, as a table and for style sheets
 live       the live pictures, each with its script on its own page
 reference  a section of the reference for each module of the package
 hover      what a reference shows when it is hovered
@@ -25,9 +27,11 @@ from __future__ import annotations
 from sphinx.application import Sphinx
 
 from . import (
+    dictionary,
     downloads,
     editions,
     execution,
+    figurelist,
     figures,
     finding,
     hover,
@@ -51,7 +55,9 @@ def setup(app: Sphinx) -> dict:
         pages,
         provenance,
         downloads,
+        dictionary,
         figures,
+        figurelist,
         live,
         reference,
         scoreboard,

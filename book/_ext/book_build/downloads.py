@@ -151,6 +151,8 @@ def convert(app: Sphinx, docname: str) -> nbformat.NotebookNode:
     converter = Converter(references.resolve, references.number, macros)
     for index, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{index}"
+        for output in cell.get("outputs", []):  # the page offers it, a notebook shows the SVG
+            output.get("data", {}).pop("application/pdf", None)
         if cell.cell_type == "markdown":
             cell.source = converter.convert(cell.source)
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
