@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -22,44 +22,10 @@ from torch import Tensor
 from lipcore._checks import check_count, check_number
 from lipcore.attention import Attention
 from lipcore.jacobian import AttentionJacobian, AutogradJacobian, LinearOperator, MatrixOperator
+from lipcore.results import SpectralNorm
 
 _TINY = 1e-150  # to divide by instead of zero
 _SMALLEST_LOG = -80.0  # e^-80 is nothing beside 1
-
-
-@dataclass(frozen=True, eq=False)
-class SpectralNorm:
-    """What an iteration found out about σ_max, one entry a member of the batch.
-
-    Attributes
-    ----------
-    value : Tensor
-        The estimate: a lower bound, up to rounding.
-    lower, upper : Tensor
-        Bracket. ``lower`` (= ``value``) always holds. Without certificate, ``upper`` is infinite.
-    probability : float or None
-        Probability, over the random start, with which ``upper`` holds whenever the iteration
-        stopped: 1 where a bound was passed in, None without a certificate.
-    residual : Tensor
-        ``‖Jᵀu − σ v‖``: at most this far from ``value`` lies *some* singular value.
-    iterations : Tensor of int
-        Pairs of products (J and Jᵀ) that each member used.
-    converged : Tensor of bool
-        Whether the estimated relative error of ``value`` is at most ``tol``; certain, with the
-        probability of ``upper``, is √tol.
-    left, right : Tensor
-        Unit singular vectors u, v, shaped as outputs and inputs of the operator.
-    """
-
-    value: Tensor
-    lower: Tensor
-    upper: Tensor
-    probability: float | None
-    residual: Tensor
-    iterations: Tensor
-    converged: Tensor
-    left: Tensor
-    right: Tensor
 
 
 def spectral_norm(
