@@ -57,7 +57,9 @@ def _change(layer, projected, tangents, moved: int, rows: slice) -> Tensor:
     """Change of the heads' outputs (…, heads, rows, p) if queries, keys or values alone move."""
 
     def outputs(part: Tensor) -> Tensor:
-        queries, keys, values = (*projected[:moved], part, *projected[moved + 1 :])
+        parts = list(projected)
+        parts[moved] = part
+        queries, keys, values = parts
         # rows of a change of weights sum to zero: values may be taken relative to their mean
         values = values if moved == 2 else values - values.mean(-2, keepdim=True)
         return layer.row_weights(queries, keys, rows) @ values

@@ -1,4 +1,4 @@
-"""Derivatives of other people's code: it is run as it is, and what it cannot do is said in a line."""
+"""Derivatives of other people's code: it runs as it is, and what it cannot do is said in a line."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import functools
 import re
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 
 import torch
@@ -74,6 +75,7 @@ class Derivative:
     ----------
     fn : callable
         From a tensor like X to a tensor.
+        It is called at once, inside :func:`undisturbed` if it is not known.
     X : Tensor
 
     Examples
@@ -84,12 +86,11 @@ class Derivative:
     """
 
     def __init__(self, fn: Callable[[Tensor], Tensor], X: Tensor) -> None:
-        self._fn = fn
+        self.fn = fn
         self._once = False  # whether some operation can be differentiated once only
-        with undisturbed(X.device), one_line():
-            self.X = X.detach().clone(memory_format=torch.contiguous_format)
-            self._input = self.X.clone().requires_grad_()
-            self._output = self._called(self._input)
+        self.X = X.detach().clone(memory_format=torch.contiguous_format)
+        self._input = self.X.clone().requires_grad_()
+        self._output = self._called(self._input)
         is_tensor = isinstance(self._output, Tensor)
         self.value = self._output.detach() if is_tensor else self._output
 
@@ -106,19 +107,24 @@ class Derivative:
     def push(self, H: Tensor) -> Tensor:
         """J[H], by reverse mode through reverse mode; else by forward mode."""
         with undisturbed(H.device), _explained():
-            H = H.clone()
             if not self._output.requires_grad:
                 return torch.zeros_like(self.value)
-            if not self._once:
-                try:
-                    G, pulled = self._transposed
-                    return torch.autograd.grad(pulled, G, H, retain_graph=True)[0]
-                except torch.OutOfMemoryError:
-                    raise
-                except RuntimeError:
-                    self._once = True
-            with torch.no_grad():
-                return torch.func.jvp(self._called, (self.X,), (H,))[1]
+            if self._once:
+                return self._pushed_forward(H)
+            try:
+                G, pulled = self._transposed
+                return torch.autograd.grad(pulled, G, H.clone(), retain_graph=True)[0]
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                self._once = True
+                with contextlib.suppress(RuntimeError):
+                    return self._pushed_forward(H)
+                raise error
+
+    def _pushed_forward(self, H: Tensor) -> Tensor:
+        with torch.no_grad():
+            return torch.func.jvp(self._called, (self.X,), (H.clone(),))[1]
 
     @functools.cached_property
     def _transposed(self) -> tuple[Tensor, Tensor]:
@@ -140,7 +146,9 @@ class Derivative:
         return torch.autograd.grad(self._output, self._input, G, **options)[0]
 
     def _called(self, X: Tensor) -> Tensor:
-        return self._fn(X.clone())  # a map that works in place must not change X
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Converting a tensor with requires_grad")
+            return self.fn(X.clone())  # a map that works in place must not change X
 
 
 @contextlib.contextmanager

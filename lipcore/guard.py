@@ -1,14 +1,15 @@
-"""Refusing maps whose derivative, as automatic differentiation gives it, is not what they do.
+r"""Refusing maps whose derivative, as automatic differentiation gives it, is not what they do.
 
 A map is asked three things at X, in a random direction: that its members are independent and that
-J and Jᵀ are transposes, from :math:`\\langle G_b, (JH)_b\\rangle = \\langle (J^\\top G)_b,
-H_b\\rangle` for each member b of the batch, which fails where one member influences another; and
+J and Jᵀ are transposes, from :math:`\langle G_b, (JH)_b\rangle = \langle (J^\top G)_b,
+H_b\rangle` for each member b of the batch, which fails where one member influences another; and
 that J[H] is a finite difference. It may change nothing, and draw no random numbers.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 
@@ -28,7 +29,9 @@ FIRST_STEP = {torch.float32: 1e-3, torch.float64: 1e-6}
 STEPS = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 1e-6, 1e-7)
 #: Beyond this relative error no finite difference is taken for a confirmation.
 LARGEST_ERROR = 0.1
-_HIDING = {"detach", "detach_", "data", "numpy", "item", "tolist", "no_grad"}
+#: Members that are moved at most, one after the other, to see whether others follow.
+MEMBERS_MOVED = 16
+_HIDING = {"detach", "detach_", "data", "numpy", "item", "tolist", "no_grad", "__float__"}
 _STEPPED = {"round", "floor", "ceil", "trunc", "sign", "argmax", "argsort", "topk", "bucketize"}
 _SEED = 0x5EED
 
@@ -123,8 +126,7 @@ def check_derivative(f: Derivative, batch: int) -> None:
     ValueError: fn: expected members of the batch (2,) that do not influence one another...
     """
     generator = torch.Generator().manual_seed(_SEED)
-    size = _sizes(f.X, batch)
-    H = size * _normal(f.X, generator)
+    H = _direction(f.X, batch, generator)
     length = FIRST_STEP[f.X.dtype]
     step = (f.X + length * H) - f.X  # without the rounding of a step that is not representable
     H = step / length
@@ -141,6 +143,13 @@ def check_derivative(f: Derivative, batch: int) -> None:
     agree = (wrong <= tolerance * size + rounding) & (rounding <= LARGEST_ERROR * size)
     if not bool(agree.all()) and not _differences_agree(f, H, JH, batch):
         raise ValueError(_why(f, batch, "a finite difference is not what autodiff gives"))
+
+
+def _direction(X: Tensor, batch: int, generator: torch.Generator) -> Tensor:
+    """X as a whole, all tokens together and each by itself: a part in a few directions is seen."""
+    alone = _normal(X, generator)
+    together = _normal(X.narrow(-2, 0, 1) if X.ndim > max(batch, 1) else X, generator)
+    return X + _sizes(X, batch) * (alone + together)
 
 
 def _sizes(X: Tensor, batch: int) -> Tensor:
@@ -207,16 +216,16 @@ def _differences_agree(f: Derivative, H: Tensor, JH: Tensor, batch: int) -> bool
 
 def _why(f: Derivative, batch: int, symptom: str) -> str:
     """One line that names the cause, of those that are known, for which ``symptom`` was seen."""
-    again = f.evaluate(f.X)
-    if not torch.allclose(again, f.value, rtol=1e-4, atol=1e-4 * float(f.value.abs().max())):
-        cure = "remove what it draws at random, or keeps from call to call"
-        return f"fn: expected the same output at the same X, got two: {cure}"
+    for again in (f.evaluate(f.X), f.evaluate(f.X)):
+        if not torch.allclose(again, f.value, rtol=1e-4, atol=1e-4 * float(f.value.abs().max())):
+            cure = "remove what it draws at random, or keeps from call to call"
+            return f"fn: expected the same output at the same X, got two: {cure}"
     mixed = _mixed_dimension(f.evaluate, f.X, again, batch)
     if mixed is not None:
         return _about_the_batch(f, batch, mixed)
     seen = _Seen()
-    with seen:
-        value = f.evaluate(f.X)
+    with undisturbed(f.X.device), seen:
+        value = f.fn(f.X.clone())
     hidden = sorted(seen.names & _HIDING) + (["inference_mode"] if value.is_inference() else [])
     stepped = sorted(seen.names & _STEPPED)
     if hidden:
@@ -233,36 +242,39 @@ def _why(f: Derivative, batch: int, symptom: str) -> str:
 
 def _mixed_dimension(evaluate: Callable, X: Tensor, value: Tensor, batch: int) -> int | None:
     """The first dimension of the batch along which moving one member moves others, or None."""
-    if batch == 0:
-        return None
-    middle = tuple(size // 2 for size in X.shape[:batch])
-    moved = X.clone()
-    moved[middle] = 1.1 * X[middle] + 0.1 * _sizes(X, batch)[middle]
-    change = (evaluate(moved) - value).reshape(*value.shape[:batch], -1).abs().amax(-1)
-    others = change > 1e-4 * change.max()
-    others[middle] = False
-    places = others.nonzero()
-    differs = places != torch.tensor(middle, device=places.device)
-    return int(differs.any(0).nonzero()[0]) if len(places) else None
+    sizes = _sizes(X, batch)
+    members = list(itertools.product(*map(range, X.shape[:batch]))) if batch else []
+    for member in members[:: max(1, len(members) // MEMBERS_MOVED)]:
+        moved = X.clone()
+        moved[member] = 1.1 * X[member] + 0.1 * sizes[member]
+        change = (evaluate(moved) - value).reshape(*value.shape[:batch], -1).abs().amax(-1)
+        others = change > 1e-4 * change.max()
+        others[member] = False
+        if bool(others.any()):
+            places = others.nonzero()
+            return int((places != places.new_tensor(member)).any(0).nonzero()[0])
+    return None
 
 
 def _about_the_batch(f: Derivative, batch: int, mixed: int) -> str:
     shape = tuple(f.X.shape)
-    problem = (
-        f"fn: expected members of the batch {shape[:batch]} that do not influence one another, "
-        f"got some that do along dimension {mixed} of X"
+    cures = []
+    if f.X.ndim == 3 and batch == 1 < shape[1] and f.value.shape[:2] == shape[:2]:
+
+        def swapped(X: Tensor) -> Tensor:
+            return f.evaluate(X.transpose(0, 1)).transpose(0, 1)
+
+        X = f.X.transpose(0, 1)
+        if _mixed_dimension(swapped, X, f.value.transpose(0, 1), 1) is None:
+            cures.append("if the batch is dimension 1, transpose X or pass layout='LNE'")
+    last = f.X.ndim - 1
+    cures.append(
+        f"if dimensions {mixed} to {last} are one input, pass event_dims={1 + last - mixed}"
     )
-    transposed = f.X.transpose(0, 1)
-
-    def swapped(X: Tensor) -> Tensor:
-        return f.evaluate(X.transpose(0, 1)).transpose(0, 1)
-
-    if f.X.ndim == 3 and batch == 1 and f.value.ndim >= 2 and shape[1] > 1:
-        value = f.value.transpose(0, 1)
-        if value.shape[0] == shape[1] and _mixed_dimension(swapped, transposed, value, 1) is None:
-            return f"{problem}: its batch is dimension 1: pass layout='LNE', or transpose X"
-    cure = f"if dimensions {mixed} to {f.X.ndim - 1} are one input, pass event_dims="
-    return f"{problem}: {cure}{f.X.ndim - mixed}"
+    return (
+        f"fn: expected members of the batch {shape[:batch]} that do not influence one another, "
+        f"got some that do along dimension {mixed} of X: {'; '.join(cures)}"
+    )
 
 
 class _Seen(TorchFunctionMode):

@@ -1,7 +1,7 @@
 """Jacobians as linear operators: attention's in three terms, any differentiable map's by autodiff.
 
-An operator is known by its products with arrays of tokens, (…, n, d); each member of the batch
-has its own Jacobian. Arguments that do not fit raise a ValueError or a TypeError.
+Each member of the batch has its own Jacobian. Arguments that do not fit raise a ValueError or a
+TypeError.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from lipcore._checks import (
     check_scores,
     check_tokens,
 )
-from lipcore.autodiff import Derivative
+from lipcore.autodiff import Derivative, one_line
+from lipcore.operators import LinearOperator
 
 #: Attention weights are stored up to this many bytes; beyond, every product works them out anew.
 WEIGHTS_BYTES = 2**28
@@ -31,89 +32,6 @@ TILE_BYTES = 2**22
 ACCELERATOR_TILE_BYTES = 2**26
 #: Rows of a tile at least, where n allows: thinner matrix products waste the machine.
 TILE_ROWS = 64
-
-
-class LinearOperator:
-    """A batch of linear maps between token arrays, known by its products alone.
-
-    Attributes
-    ----------
-    batch_shape, input_shape, output_shape : tuple of int
-        Shapes of the batch, and of one input and one output without it.
-    dtype, device
-        Of inputs and outputs.
-    """
-
-    _transposed_from = None
-
-    def _describe(self, like, batch_shape, input_shape, output_shape) -> None:
-        """Set the shapes; dtype and device are those of the tensor or operator ``like``."""
-        self.batch_shape = tuple(batch_shape)
-        self.input_shape = tuple(input_shape)
-        self.output_shape = tuple(output_shape)
-        self.dtype = like.dtype
-        self.device = like.device
-
-    def matvec(self, H: Tensor) -> Tensor:
-        """J[H], (…, input_shape) → (…, output_shape). H must be left as it is."""
-        raise NotImplementedError
-
-    def rmatvec(self, G: Tensor) -> Tensor:
-        """Jᵀ[G], (…, output_shape) → (…, input_shape). G must be left as it is."""
-        raise NotImplementedError
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(rows, columns) of one matrix of the batch."""
-        return math.prod(self.output_shape), math.prod(self.input_shape)
-
-    @property
-    def T(self) -> LinearOperator:
-        """The transposed operator."""
-        if self._transposed_from is not None:
-            return self._transposed_from
-        transposed = LinearOperator()
-        transposed._transposed_from = self
-        transposed._describe(self, self.batch_shape, self.output_shape, self.input_shape)
-        transposed.matvec = self.rmatvec
-        transposed.rmatvec = self.matvec
-        return transposed
-
-    def dense(self) -> Tensor:
-        """The matrices, (…, rows, columns), a product for each column: for small cases."""
-        rows, columns = self.shape
-        basis = torch.eye(columns, dtype=self.dtype, device=self.device)
-        shape = (*self.batch_shape, *self.input_shape)
-        images = [self.matvec(e.reshape(self.input_shape).expand(shape)) for e in basis]
-        return torch.stack([image.reshape(*self.batch_shape, rows) for image in images], dim=-1)
-
-    def _check(self, name: str, tensor: Tensor, event_shape: tuple[int, ...]) -> Tensor:
-        expected = (*self.batch_shape, *event_shape)
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
-        if tuple(tensor.shape) != expected:
-            raise ValueError(f"{name}: expected shape {expected}, got {tuple(tensor.shape)}")
-        if tensor.dtype != self.dtype or tensor.device != self.device:
-            got = f"{tensor.dtype} on {tensor.device}"
-            raise TypeError(f"{name}: expected {self.dtype} on {self.device}, got {got}")
-        return tensor
-
-
-class MatrixOperator(LinearOperator):
-    """A batch of matrices, shape (…, rows, columns), as an operator."""
-
-    def __init__(self, matrix: Tensor) -> None:
-        self.matrix = check_tokens(matrix, name="matrix")
-        *batch, rows, columns = matrix.shape
-        self._describe(matrix, batch, (columns,), (rows,))
-
-    def matvec(self, H: Tensor) -> Tensor:
-        """Matrix times vector."""
-        return (self.matrix @ self._check("H", H, self.input_shape)[..., None])[..., 0]
-
-    def rmatvec(self, G: Tensor) -> Tensor:
-        """Transposed matrix times vector."""
-        return (self.matrix.mT @ self._check("G", G, self.output_shape)[..., None])[..., 0]
 
 
 class AttentionJacobian(LinearOperator):
@@ -328,13 +246,13 @@ class AutogradJacobian(LinearOperator):
         if not callable(fn):
             raise TypeError(f"fn: expected a callable, got {type(fn).__name__}")
         guard.refuse_training(fn)
-        X, self.fn = _arranged(fn, X, layout)
+        X, fn = arranged(fn, X, layout)
         batch = X.ndim - check_count("event_dims", event_dims)
         if batch < 0:
             expected = f"at most the {X.ndim} dimensions of X"
             raise ValueError(f"event_dims: expected {expected}, got {event_dims}")
-        with guard.unchanged(X.device):
-            self._derivative = Derivative(self.fn, X)
+        with guard.unchanged(X.device), one_line():
+            self._derivative = Derivative(fn, X)
         value = self._derivative.value
         if not isinstance(value, Tensor):
             got = f"{type(value).__name__}: wrap it, for example lambda X: module(X)[0]"
@@ -358,8 +276,8 @@ class AutogradJacobian(LinearOperator):
         return self._derivative.pull(self._check("G", G, self.output_shape))
 
 
-def _arranged(fn: Callable, X: Tensor, layout: str) -> tuple[Tensor, Callable]:
-    """X and the map with the batch in front."""
+def arranged(fn: Callable, X: Tensor, layout: str) -> tuple[Tensor, Callable]:
+    """X and the map with the batch in front: as they are, or both transposed from (n, batch, d)."""
     check_tokens(X)
     if layout == "NLE":
         return X, fn

@@ -127,7 +127,7 @@ class SpectralNorm:
         return tuple(x.flatten(batch + 1).norm(dim=-1) for x in (self.left, self.right))
 
     def by_head(self) -> Tensor:
-        r"""What each head adds to σ, shape (…, heads): :math:`\langle u, J_h v\rangle`, summing to σ.
+        r"""What each head adds to σ, (…, heads): :math:`\langle u, J_h v\rangle`, summing to σ.
 
         A head may work against the others: its entry is then negative.
 
