@@ -236,7 +236,8 @@ def _differences_agree(f: Derivative, H: Tensor, JH: Tensor, batch: int) -> bool
     unseen = torch.maximum(wrong, size) <= rounding  # too little to be seen at any length
     share = torch.stack([wrong / size.clamp(min=1e-300) for wrong, size, _ in compared]).amin(0)
     noise = _compared(f, found[-2], found[-1], STEPS[-1], batch)[0] / size.clamp(min=1e-300)
-    least, most = DIFFERENCE_TOLERANCE[f.X.dtype], DIFFERENCE_TOLERANCE[torch.float32]
+    least = DIFFERENCE_TOLERANCE[f.X.dtype]
+    most = DIFFERENCE_TOLERANCE[torch.float32]
     return bool((unseen | (share <= noise.clamp(least, most))).all())
 
 
