@@ -8,6 +8,7 @@ pages      unique ids, launch buttons that open, accessible tables
 downloads  every notebook page as ``.ipynb`` with outputs, in plain Markdown
 editions   links to the PDF and the archive of the site
 provenance when, with what and how long each page was executed; the versions of all libraries
+citations  works named by author and year, in the text, the bibliography and on claims
 scoreboard the table of claims, collected from the executed pages
 live       the live pictures, each with its script on its own page
 reference  a section of the reference for each module of the package
@@ -23,6 +24,7 @@ from __future__ import annotations
 from sphinx.application import Sphinx
 
 from . import (
+    citations,
     downloads,
     editions,
     execution,
@@ -49,6 +51,7 @@ def setup(app: Sphinx) -> dict:
         downloads,
         live,
         reference,
+        citations,
         scoreboard,
         editions,
         hover,

@@ -14,7 +14,6 @@ import nbformat
 from docutils import nodes
 from docutils.parsers.rst import directives
 from myst_nb.core.render import NbElementRenderer
-from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util import logging
@@ -22,12 +21,12 @@ from sphinx.util.docutils import SphinxDirective
 
 from lipcore.lab.claims import MIME_TYPE, STATUSES, format_ratio
 
+from .citations import source_nodes
 from .execution import executed_notebook
 from .tables import build_table
 
 logger = logging.getLogger(__name__)
 
-PAPER_KEY = "castin2024"  # the work that the source "paper" means
 MATHS = re.compile(r"\$([^$]+)\$")
 CLAIM_BOX = re.compile(
     r'(<div class="claim [^>]*id="claim-(?P<key>[a-z0-9-]+)">(?:(?!</div>).)*)</p></div>', re.DOTALL
@@ -119,23 +118,6 @@ def maths(text: str) -> list[nodes.Node]:
     return [nodes.math(p, p) if i % 2 else nodes.Text(p) for i, p in enumerate(parts) if p]
 
 
-def source_cell(source: str, docname: str) -> list[nodes.Node]:
-    """Return "this book", or a citation."""
-    if source == "book":
-        return [nodes.Text("this book")]
-    key = PAPER_KEY if source == "paper" else source
-    target = pending_xref(
-        refdomain="cite",
-        reftype="t",
-        reftarget=key,
-        refdoc=docname,
-        refexplicit=False,
-        refwarn=True,
-    )
-    target += nodes.inline(key, key)
-    return [target]
-
-
 class FillScoreboards(SphinxPostTransform):
     """Put the tables in, before references are resolved."""
 
@@ -172,7 +154,7 @@ class FillScoreboards(SphinxPostTransform):
         )
         return [
             statement,
-            source_cell(record["source"], self.env.docname),
+            source_nodes(record["source"], self.env.docname),
             [status],
             [nodes.Text("–" if record["ratio"] is None else format_ratio(record["ratio"]))],
             self.links(record),
