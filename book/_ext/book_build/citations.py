@@ -6,6 +6,7 @@ A work of the type ``software`` is told apart from the paper of the same authors
 from __future__ import annotations
 
 from dataclasses import dataclass
+from unicodedata import normalize
 
 from docutils import nodes
 from pybtex.database import Entry
@@ -69,6 +70,10 @@ class BookStyle(PlainStyle):
     def __init__(self, **options):
         super().__init__(**options)
         self.format_labels = AuthorYearLabels().format_labels
+
+    def sort(self, entries):
+        """Sort as a reader looks for a label: Š among the S."""
+        return sorted(entries, key=lambda entry: normalize("NFKD", str(author_year(entry)).lower()))
 
     get_software_template = PlainStyle.get_misc_template
 
