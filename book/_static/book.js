@@ -119,11 +119,3 @@ const keepTogether = () => document.querySelectorAll('.bd-article mjx-container:
 addEventListener("load", () => document.querySelectorAll(".bd-article .admonition-title > .toggle-button").forEach((b) => {
   b.setAttribute("aria-label", `Show or hide ${b.parentElement.textContent.trim()}`);
 }));
-
-// A hit may lead to a place without words, such as an entry of the index: then its page is quoted.
-addEventListener("DOMContentLoaded", () => {
-  if (typeof Search === "undefined") return;
-  const quoted = Search.makeSearchSummary;
-  Search.makeSearchSummary = (page, words, place) =>
-    quoted(page, words, place) ?? quoted(page, words) ?? document.createElement("p");
-});

@@ -13,7 +13,8 @@ scoreboard the table of claims, collected from the executed pages
 live       the live pictures, each with its script on its own page
 reference  a section of the reference for each module of the package
 hover      what a reference shows when it is hovered
-finding    a search that keeps the words of the index, thumbnails, links to the repository
+search     theorems and terms found by name, sentences as excerpts, from a disk too
+finding    thumbnails, links to the repository
 ========== ==========================================================================
 
 After a build, and without Sphinx, ``editions`` makes the archive, and with ``printed`` the PDF.
@@ -36,6 +37,7 @@ from . import (
     provenance,
     reference,
     scoreboard,
+    search,
 )
 
 __version__ = "1.0"
@@ -55,6 +57,7 @@ def setup(app: Sphinx) -> dict:
         scoreboard,
         editions,
         hover,
+        search,
         finding,
     )
     for part in parts:

@@ -1,4 +1,4 @@
-"""Finding one's way: search by a symbol's name, small pictures on the first page, links to the repository."""
+"""Finding one's way: small pictures on the first page, links to the repository."""
 
 from __future__ import annotations
 
@@ -9,26 +9,8 @@ from sphinx.application import Sphinx
 from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
-from sphinx.util.index_entries import split_index_msg
 
 logger = logging.getLogger(__name__)
-
-
-def keep_index_entries(app: Sphinx) -> list:
-    """Give the search the entries of pages that were not written again: Sphinx forgets them."""
-    indexer = getattr(app.builder, "indexer", None)
-    if indexer is not None:
-        for docname in sorted(set(app.env.found_docs) - set(indexer._index_entries)):
-            found = {
-                (word, anchor or "", main)
-                for kind, words, anchor, main, _ in app.env.get_domain("index").entries.get(
-                    docname, []
-                )
-                if kind == "single"
-                for word in split_index_msg(kind, words)
-            }
-            indexer._index_entries[docname] = sorted(found)
-    return []
 
 
 class thumbnail_node(nodes.General, nodes.Element):
@@ -84,7 +66,6 @@ def name_repository(app: Sphinx, config) -> None:
 def setup(app: Sphinx) -> None:
     """Register the directive and the hooks."""
     app.connect("config-inited", name_repository)
-    app.connect("html-collect-pages", keep_index_entries)
     app.add_node(thumbnail_node)
     app.add_directive("thumbnail", Thumbnail)
     app.add_post_transform(FillThumbnails)
