@@ -10,6 +10,7 @@ editions   links to the PDF and the archive of the site
 provenance when, with what and how long each page was executed; the versions of all libraries
 citations  works named by author and year, in the text, the bibliography and on claims
 scoreboard the table of claims, collected from the executed pages
+figures    each figure for light and for dark pages, from one dictionary of colours
 live       the live pictures, each with its script on its own page
 reference  a section of the reference for each module of the package
 hover      what a reference shows when it is hovered
@@ -29,6 +30,7 @@ from . import (
     downloads,
     editions,
     execution,
+    figures,
     finding,
     hover,
     live,
@@ -51,6 +53,7 @@ def setup(app: Sphinx) -> dict:
         pages,
         provenance,
         downloads,
+        figures,
         live,
         reference,
         citations,
@@ -64,7 +67,7 @@ def setup(app: Sphinx) -> dict:
         part.setup(app)
     return {
         "version": __version__,
-        "env_version": 4,
+        "env_version": 5,
         "parallel_read_safe": False,
         "parallel_write_safe": True,
     }
