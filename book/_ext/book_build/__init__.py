@@ -11,6 +11,7 @@ provenance when, with what and how long each page was executed; the versions of 
 citations  works named by author and year, in the text, the bibliography and on claims
 scoreboard the table of claims, collected from the executed pages
 figures    each figure for light and for dark pages, from one dictionary of colours
+results    a claim in its theorem's box; a check folded under its line
 live       the live pictures, each with its script on its own page
 reference  a section of the reference for each module of the package
 hover      what a reference shows when it is hovered
@@ -38,6 +39,7 @@ from . import (
     pages,
     provenance,
     reference,
+    results,
     scoreboard,
     search,
 )
@@ -58,6 +60,7 @@ def setup(app: Sphinx) -> dict:
         reference,
         citations,
         scoreboard,
+        results,
         editions,
         hover,
         search,
