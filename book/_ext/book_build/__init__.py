@@ -4,7 +4,7 @@
 reach      which modules of the package a page can reach
 execution  cache keyed on what a page reaches; uncached notebooks in parallel
 offline    MathJax served by the book itself; redirect page; files for the host
-pages      unique ids, launch buttons that open, accessible tables
+pages      unique ids, launch buttons that open, accessible tables, links to the repository
 downloads  every notebook page as ``.ipynb`` with outputs, in plain Markdown
 editions   links to the PDF and the archive of the site
 provenance when, with what and how long each page was executed; the versions of all libraries
@@ -16,7 +16,6 @@ live       the live pictures, each with its script on its own page
 reference  a section of the reference for each module of the package
 hover      what a reference shows when it is hovered
 search     theorems and terms found by name, sentences as excerpts, from a disk too
-finding    thumbnails, links to the repository
 ========== ==========================================================================
 
 After a build, and without Sphinx, ``editions`` makes the archive, and with ``printed`` the PDF.
@@ -32,7 +31,6 @@ from . import (
     editions,
     execution,
     figures,
-    finding,
     hover,
     live,
     offline,
@@ -64,8 +62,7 @@ def setup(app: Sphinx) -> dict:
         editions,
         hover,
         search,
-        finding,
-    )
+        )
     for part in parts:
         part.setup(app)
     return {
