@@ -158,7 +158,7 @@ def thumbnail(xlabel: str, ylabel: str, *, spines: bool = True) -> tuple[Figure,
     0
     >>> plt.close(fig)
     """
-    fig, ax = figure(width=3.6, height=2.1)
+    fig, ax = figure(width=3.1, height=1.9)
     ax.set(xticks=[], yticks=[], xlabel=xlabel, ylabel=ylabel)
     ax.grid(False)
     ax.margins(x=0.04, y=0.12)

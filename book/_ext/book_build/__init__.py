@@ -15,6 +15,7 @@ results    a claim in its theorem's box; a check folded under its line
 live       the live pictures, each with its script on its own page
 reference  a section of the reference for each module of the package
 hover      what a reference shows when it is hovered
+social     a description of each page, and a card for the book, where others link to it
 search     theorems and terms found by name, sentences as excerpts, from a disk too
 ========== ==========================================================================
 
@@ -40,6 +41,7 @@ from . import (
     results,
     scoreboard,
     search,
+    social,
 )
 
 __version__ = "1.0"
@@ -62,7 +64,8 @@ def setup(app: Sphinx) -> dict:
         editions,
         hover,
         search,
-        )
+        social,
+    )
     for part in parts:
         part.setup(app)
     return {

@@ -21,7 +21,7 @@ from .hover import article_of, classes
 
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z“])")
 TEX = re.compile(r"\\[(\[](.*?)\\[)\]]", re.DOTALL)
-NOT_QUOTED = {"cell_input", "highlight", "page-execution", "topic", "take-away", "citation"}
+NOT_QUOTED = {"cell_input", "highlight", "page-execution", "topic", "take-away", "citation", "live"}
 TEX_WORDS = {
     r"\le": "≤", r"\ge": "≥", r"\cdot": "·", r"\times": "×", r"\to": "→", r"\in": "∈", r"\infty": "∞",
     r"\sqrt": "√", r"\lVert": "‖", r"\rVert": "‖", r"\|": "‖", r"\dots": "…", r"\approx": "≈",
