@@ -178,7 +178,7 @@ def test_a_figure_is_there_for_light_and_for_dark(book):
 
 def test_a_docstring_leads_to_its_theorem(book):
     index = (book.html / "book" / "index.html").read_text(encoding="utf8")
-    assert 'href="../notebooks/one.html#thm-growth">Theorem 1</a>' in index
+    assert 'href="../notebooks/one.html#thm-growth">Theorem A.1</a>' in index
 
 
 def test_the_repository_is_linked(book):
@@ -246,7 +246,7 @@ def test_a_notebook_with_outputs_is_offered(book):
     assert any("value" in o.get("text", "") for o in outputs)
     prose = "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
     assert (
-        "**Theorem 1 (Growth).**" in prose
+        "**Theorem A.1 (Growth).**" in prose
         and "\\mathbb{R}" in prose
         and "Castin et al. (2024)" in prose
     )
@@ -259,7 +259,7 @@ def test_references_between_pages_become_links_to_notebooks(book):
         (book.html / "_sources" / "notebooks" / "two.ipynb").read_text(encoding="utf8")
     )
     prose = "".join(notebook["cells"][0]["source"])
-    assert "[Theorem 1](one.ipynb#thm-growth)" in prose and "(1)" in prose
+    assert "[Theorem A.1](one.ipynb#thm-growth)" in prose and "(1)" in prose
 
 
 def test_a_page_loads_nothing_from_outside(book):
