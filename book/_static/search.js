@@ -14,12 +14,17 @@ const namedHits = (query) => {
   return hits;
 };
 
+// What a hit of Sphinx is called here: a place, an object of the package (it has a description), or else the whole page.
+const asShown = ([page, title, anchor, descr]) => {
+  const place = linesOf(page).slice(1).find(([id]) => `#${id}` === anchor);
+  return { page, anchor, descr, name: place ? place[1] : descr ? title : titleOf(page), whole: !place && !descr };
+};
+
 // A place once; a page as a whole only where no place on it is listed.
 const withoutRepetition = (hits) => {
   const seen = new Set();
-  return hits.filter(([page, title, anchor]) => {
-    const whole = title === Search._index.titles[Search._index.docnames.indexOf(page)];
-    const keys = [`${page}${anchor}`, `${page} ${title}`];
+  return hits.filter(({ page, anchor, name, whole }) => {
+    const keys = [`${page}${anchor}`, `${page} ${name}`];
     if ((whole && seen.has(page)) || keys.some((key) => seen.has(key))) return false;
     [page, ...keys].forEach((key) => seen.add(key));
     return true;
@@ -38,11 +43,10 @@ const excerpt = (page, anchor, words) => {
   return found.length > 260 ? `${found.slice(0, found.lastIndexOf(" ", 250))} …` : found;
 };
 
-const hitItem = ([page, title, anchor, descr], words) => {
+const hitItem = ({ page, anchor, descr, name, whole }, words) => {
   const item = document.createElement("li"), link = document.createElement("a"), line = document.createElement("p");
-  const place = linesOf(page).slice(1).find(([id]) => `#${id}` === anchor), whole = !place && !descr;
   link.href = `${document.documentElement.dataset.content_root}${page}${DOCUMENTATION_OPTIONS.LINK_SUFFIX}${anchor}`;
-  link.textContent = place ? place[1] : descr ? title : titleOf(page);
+  link.textContent = name;
   item.append(link);
   if (!whole) item.append(Object.assign(document.createElement("span"), { className: "search-page", textContent: titleOf(page) }));
   line.className = "search-excerpt";
@@ -54,7 +58,7 @@ const hitItem = ([page, title, anchor, descr], words) => {
 Search.query = (query) => {
   const parsed = Search._parseQuery(query), words = [...parsed[1]];
   const hits = [...namedHits(query), ...Search._performSearch(...parsed).reverse()].sort((a, b) => b[4] - a[4]);
-  const shown = withoutRepetition(hits);
+  const shown = withoutRepetition(hits.map(asShown));
   Search.output.append(...shown.map((hit) => hitItem(hit, words)));
   parsed[3].forEach((word) => _highlightText(Search.output, word, "highlighted"));
   Search.stopPulse();

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import html
+from math import exp
 from pathlib import Path
 
 from lxml.html import fromstring
 from matplotlib.figure import Figure
 from sphinx.application import Sphinx
 
-from lipcore.bounds import general_upper, unified_upper
 from lipcore.lab.colours import ROLES
 
 from .search import is_quoted, words_of
@@ -60,14 +60,14 @@ def describe(app: Sphinx, pagename, templatename, context, doctree) -> None:
 
 
 def draw_card(title: str) -> Figure:
-    """Draw the name of the book, its question, and two bounds: one rises for ever, one levels off."""
+    """Draw the name of the book, its question, and two ways to grow: for ever, or until e⁶ tokens."""
     dark = {name: role.dark for name, role in ROLES.items()}
     figure = Figure(figsize=(12, 6.3), facecolor=dark["ground"])
-    lengths = [2**k for k in range(13)]
+    lengths, most = [2**k for k in range(13)], exp(6)
     ax = figure.add_axes((0.55, 0.12, 0.4, 0.62), facecolor=dark["ground"])
-    for name, bound in (("general", general_upper), ("unified", unified_upper)):
-        values = [bound(n=n, radius=1.0, norm_a=3.0, norm_v=1.0) for n in lengths]
-        ax.loglog(lengths, values, color=dark[name], ls=ROLES[name].dashes, lw=6)
+    curves = {"general": lengths, "unified": [n * most / (n + most - 1) / 2 for n in lengths]}
+    for name, squares in curves.items():
+        ax.loglog(lengths, squares, color=dark[name], ls=ROLES[name].dashes, lw=6)
     ax.axis("off")
     figure.text(0.06, 0.78, title, color=dark["ink"], size=44, weight="bold")
     figure.text(0.06, 0.42, QUESTION, color=dark["ink"], size=23, va="center", linespacing=1.5)
