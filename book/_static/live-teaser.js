@@ -1,7 +1,7 @@
 // The small live picture of the first page: tokens that look away from themselves, A = −I, and one number.
 live.picture("teaser", ({ one, form, show, set, state }) => {
 	plane.hold(one("svg"), state, set);
-	one(".live-hint").hidden = false;
+	one(".live-hands").hidden = false;
 	return {
 		settle: plane.settle,
 		measure: (scene) => plane.measure(scene, [-1, 0, 0, -1]),

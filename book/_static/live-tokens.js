@@ -65,22 +65,23 @@ const plane = (() => {
 			const count = same.length, step = Math.min(0.09, 1.7 / count), size = 0.11 / count ** 0.4, from = 0.22 - 0.22 / count;
 			const ray = ([u, v], i) => {
 				const far = Math.hypot(u, v), turn = Math.atan2(-v, u) + (i - (count - 1) / 2) * step;
-				const to = (r, t = turn) => `${r * Math.cos(t)} ${r * Math.sin(t)}`;
+				const to = (r, t = turn) => `${(r * Math.cos(t)).toFixed(3)} ${(r * Math.sin(t)).toFixed(3)}`;
 				return `M${x} ${-y}m${to(from)}l${to(far)}l${to(size, turn + 2.6)}m${to(-size, turn + 2.6)}l${to(size, turn - 2.6)}`;
 			};
 			const [u, v] = same[count >> 1], far = Math.hypot(u, v);
 			return { d: `M${x - 0.03} ${-y}a.03 .03 0 1 0 .06 0a.03 .03 0 1 0-.06 0` + same.map(ray).join(""), count,
-				spots: [0.2, 0.35, 0.5, 0.65].map((k) => (from + k) / far + 1).map((k) => [x + u * k, -y - v * k]) };
+				spots: [0.2, 0.4].map((k) => (from + k) / far + 1).map((k) => [x + u * k, -y - v * k]) };
 		});
 	};
 
-	// Texts, each on the first of its spots that is free.
+	// Texts, each on the first of its spots that is free, or below.
 	const write = (group, taken, notes) => {
 		group.innerHTML = notes.map(({ words, name }) => `<text class="${name}">${words}</text>`).join("");
 		notes.forEach(({ spots }, i) => {
 			const text = group.children[i], { width, height } = text.getBBox(), w = width / 2 + 0.02, h = height * 0.45;
 			const free = ([x, y]) => taken.every((t) => Math.abs(t[0] - x) > t[2] + w || Math.abs(t[1] - y) > t[3] + h);
-			const [x, y] = spots.find(free) || spots.at(-1);
+			let [x, y] = spots.find(free) || spots[0];
+			while (!free([x, y])) y += 0.05;
 			taken.push([x, y, w, h]);
 			put(text, { x, y });
 		});
@@ -106,7 +107,7 @@ const plane = (() => {
 			if (!copies) return;
 			taken.push([x, -y, 0.12, 0.12]);
 			notes.unshift({ words: `${copies > 1 ? `×${copies} · ` : ""}${Math.round(100 * share)} %`, name: "",
-				spots: [28, -28, 46, -46, 64, -64, 82, -82, 100, -100].map((far) => [x, far / 100 - y]) });
+				spots: [[x, 0.28 - y], [x, -0.28 - y]] });
 		});
 		write(all("notes")[0], taken, notes);
 	};
@@ -114,7 +115,7 @@ const plane = (() => {
 	// At most eight tokens, in the disc; so few with a mask that a change is seen at once.
 	const settle = (scene) => {
 		const tokens = scene.tokens.slice(0, 8), most = 256 / (scene.causal ? tokens.length : 1);
-		return { ...scene, chosen: Math.floor(within(scene.chosen, 0, tokens.length - 1)), tokens: tokens.map(([x, y, copies]) => {
+		return { ...scene, chosen: within(scene.chosen, 0, tokens.length - 1) | 0, tokens: tokens.map(([x, y, copies]) => {
 			const shrink = Math.min(1, scene.radius / (Math.hypot(x, y) || 1));
 			return [x * shrink, y * shrink, Math.round(within(copies, 1, most))];
 		}) };

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -87,7 +88,7 @@ _RC = {
 def use_style() -> None:
     """Set matplotlib's defaults for the rest of the session.
 
-    In a notebook, figures become reproducible SVG.
+    In a notebook, figures become reproducible SVG, and PDF to take away.
 
     Examples
     --------
@@ -99,11 +100,15 @@ def use_style() -> None:
     mpl.rcParams.update(_RC)
     try:
         from IPython import get_ipython
+        from IPython.core.pylabtools import print_figure
         from matplotlib_inline.backend_inline import set_matplotlib_formats
     except ImportError:
         return
-    if get_ipython() is not None:
+    shell = get_ipython()
+    if shell is not None:
         set_matplotlib_formats("svg", metadata={"Date": None})
+        pdf = partial(print_figure, fmt="pdf", metadata={"CreationDate": None})
+        shell.display_formatter.formatters["application/pdf"].for_type(Figure, pdf)
 
 
 def figure(

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.append(str(Path(__file__).parents[1] / "book"))  # which pages are still to do
 from checker import FLAGS, PHONE, Watched, chromium_path, serve
 
 HTML = Path(__file__).resolve().parents[2] / "_build" / "html"

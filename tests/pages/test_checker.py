@@ -100,6 +100,9 @@ PLANTED = {
     "mjx-math “x+1”": "<mjx-container><mjx-math style='color: #a99'>x+1</mjx-math></mjx-container>",
     "picture without a description": figure("background: #fff", alt=""),
     "height='9'/%3E has no white ground": figure(""),
+    "height='9'/%3E has a ground of its own": figure("background: #fff").replace(
+        "<img", "<img class='only-light'"
+    ),
     "height='9'/%3E is dimmed": figure("background: #fff; filter: brightness(.8)"),
     "AA== is empty": figure("background: #fff", src="data:image/png;base64,AA=="),
     "id twice stands 2 times": "<p id='twice'>x</p><p id='twice'>y</p>",

@@ -4,7 +4,7 @@ import re
 from urllib.parse import quote
 
 import pytest
-from checker import DESKTOP
+from checker import DESKTOP, Watched
 from lxml.html import fromstring
 from test_form import TO_DO as UNCONVERTED
 from test_pages import HTML, built, notebooks, toc_pages
@@ -85,6 +85,56 @@ def test_a_reference_to_a_figure_shows_the_figure(desktop):
     page.evaluate("bookChecks.openAll()")
     hover(page, selector)
     page.wait_for_function("document.querySelector('#book-preview img').naturalWidth > 0")
+
+
+def with_figures() -> str:
+    """A page whose figures are drawn for light and for dark."""
+    return next(page for page in notebooks() if "only-dark" in article(page))
+
+
+def article(page: str) -> str:
+    html = built(f"{page}.html")
+    return html[html.find("<article") : html.find("</article>")]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_figure_is_enlarged_by_key_and_by_pointer(scheme, browser, site):
+    with Watched(browser, site, dark=scheme == "dark") as watched:
+        page = watched.open(f"{site}/{with_figures()}.html").page
+        page.evaluate("bookChecks.openAll()")
+        figure = page.locator("article figure:has(.figure-modes)").first
+        picture = figure.locator(f"img.only-{scheme}")
+        assert picture.is_visible() and figure.locator("img:visible").count() == 1
+        before = picture.bounding_box()["width"]
+        button = figure.get_by_role("button", name="Enlarge")
+        for ask in (lambda: (button.focus(), page.keyboard.press("Enter")), picture.click):
+            ask()
+            sheet = page.locator(f"dialog.figure-sheet img.only-{scheme}")
+            assert sheet.bounding_box()["width"] > before
+            page.keyboard.press("Escape")
+            page.wait_for_selector("dialog.figure-sheet", state="detached")
+        fetched = page.evaluate("performance.getEntriesByType('resource').map((r) => r.name)")
+        hidden = figure.locator(f"img:not(.only-{scheme})").get_attribute("src").rsplit("/", 1)[1]
+        assert not [name for name in fetched if name.endswith(hidden)], "nobody sees it"
+        assert watched.faults == []
+
+
+def test_every_figure_is_listed_and_offers_its_files():
+    listed = set(re.findall(r'href="\.\./([^"]*)\.html#(fig-[^"]*)"', built("book/figures.html")))
+    for page in notebooks():
+        for label, rest in re.findall(
+            r'<figure [^>]*id="(fig-[^"]*)">(.*?)</figure>', article(page), re.DOTALL
+        ):
+            assert (page, label) in listed
+            files = re.findall(r'href="([^"]*)" download="([^"]*)"', rest)
+            if "figure-modes" in rest:
+                assert [name for _, name in files] == [
+                    f"{label}.svg",
+                    f"{label}.svg",
+                    f"{label}.pdf",
+                ]
+            for address, _ in files:
+                assert ((HTML / page).parent / address).resolve().stat().st_size > 1000
 
 
 def test_a_preview_comes_and_goes_with_pointer_and_keyboard(desktop, site):

@@ -11,6 +11,8 @@ provenance when, with what and how long each page was executed; the versions of 
 citations  works named by author and year, in the text, the bibliography and on claims
 scoreboard the table of claims, collected from the executed pages
 figures    each figure for light and for dark pages, from one dictionary of colours
+figurelist the list of figures
+dictionary the dictionary of colours, as a table and for style sheets
 results    a claim in its theorem's box; a check folded under its line
 live       the live pictures, each with its script on its own page
 reference  a section of the reference for each module of the package
@@ -28,9 +30,11 @@ from sphinx.application import Sphinx
 
 from . import (
     citations,
+    dictionary,
     downloads,
     editions,
     execution,
+    figurelist,
     figures,
     hover,
     live,
@@ -55,7 +59,9 @@ def setup(app: Sphinx) -> dict:
         pages,
         provenance,
         downloads,
+        dictionary,
         figures,
+        figurelist,
         live,
         reference,
         citations,
@@ -70,7 +76,7 @@ def setup(app: Sphinx) -> dict:
         part.setup(app)
     return {
         "version": __version__,
-        "env_version": 5,
+        "env_version": 6,
         "parallel_read_safe": False,
         "parallel_write_safe": True,
     }

@@ -212,6 +212,8 @@ def convert(app: Sphinx, docname: str) -> nbformat.NotebookNode:
     ]
     for index, cell in enumerate(cells):
         cell["id"] = f"cell-{index}"
+        for output in cell.get("outputs", []):  # the page offers it, a notebook shows the SVG
+            output.get("data", {}).pop("application/pdf", None)
         if cell.cell_type == "markdown":
             cell.source = converter.convert(cell.source)
             continue
