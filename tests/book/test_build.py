@@ -185,7 +185,7 @@ def test_a_figure_is_there_for_light_and_for_dark(book):
 def test_the_figures_are_listed(book):
     page = (book.html / "book" / "index.html").read_text(encoding="utf8")
     (items,) = re.findall(r'<ul class="figure-list[^>]*>(.*?)</ul>', page, re.DOTALL)
-    assert '<a class="reference internal" href="../notebooks/two.html#fig-line">Fig. 1</a>' in items
+    assert '<a class="reference internal" href="../notebooks/two.html#fig-line">Fig. B.1</a>' in items
     assert "A line, " in items and "n^2" in items and "It rises" not in items
     assert "mathjax" in page.lower()
 
@@ -209,7 +209,7 @@ def test_every_page_knows_the_dictionary_of_colours(book):
 
 def test_a_docstring_leads_to_its_theorem(book):
     index = (book.html / "book" / "index.html").read_text(encoding="utf8")
-    assert 'href="../notebooks/one.html#thm-growth">Theorem 1</a>' in index
+    assert 'href="../notebooks/one.html#thm-growth">Theorem A.1</a>' in index
 
 
 def test_the_repository_is_linked(book):
@@ -277,7 +277,7 @@ def test_a_notebook_with_outputs_is_offered(book):
     assert any("value" in o.get("text", "") for o in outputs)
     prose = "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
     assert (
-        "> **Theorem 1 (Growth).**" in prose
+        "> **Theorem A.1 (Growth).**" in prose
         and "\\mathbb{R}" in prose
         and "Castin et al. (2024)" in prose
     )
@@ -290,7 +290,7 @@ def test_references_between_pages_become_links_to_notebooks(book):
         (book.html / "_sources" / "notebooks" / "two.ipynb").read_text(encoding="utf8")
     )
     prose = "".join(notebook["cells"][0]["source"])
-    assert "[Theorem 1](one.ipynb)" in prose and "(1)" in prose
+    assert "[Theorem A.1](one.ipynb)" in prose and "(1)" in prose
 
 
 def test_a_page_loads_nothing_from_outside(book):

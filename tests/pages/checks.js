@@ -135,6 +135,17 @@ window.bookChecks = (() => {
   const scrollingFormulas = () => all('.bd-article mjx-container[display="true"]')
     .filter((m) => m.scrollWidth > m.clientWidth + 1 && !m.querySelector("mjx-mtable")).map((m) => `formula scrolls: ${formula(m)}`);
 
+  // Code that does not fit its box, and plumbing that a reader sees. What draws a figure is folded below the figure.
+  const plumbing = /\b(glue|claim|checked|use_style)\s*\(|\bplt\./;
+  const code = () => {
+    const listings = all("article div.highlight pre").filter((e) => !e.closest(".cell_output") && e.checkVisibility());
+    const read = listings.filter((e) => e.closest(".cell_input") && !e.closest("details.hide, details.check"));
+    return [
+      ...listings.filter((e) => e.scrollWidth > e.clientWidth + 1).map((e) => `code overflows: ${begins(e)}`),
+      ...read.filter((e) => plumbing.test(e.textContent)).map((e) => `plumbing: ${e.textContent.match(plumbing)[0]} in ${begins(e)}`),
+    ];
+  };
+
   const folded = (part) => {
     const inside = all("p, pre, div.math", part).find((e) => e.textContent.trim() && !e.closest("summary") && !e.matches(".admonition-title"));
     return inside && !inside.checkVisibility({ visibilityProperty: true });
@@ -209,7 +220,7 @@ window.bookChecks = (() => {
   };
 
   return {
-    mathematics, width, contrast, figures, content, formulas, scrollingFormulas, paper, firstText,
+    mathematics, width, contrast, figures, content, formulas, scrollingFormulas, code, paper, firstText,
     lighten, settled, stopMotion, openAll, beforePrint,
   };
 })();
