@@ -2,8 +2,9 @@
 // panels keeps a legible size and scrolls sideways in its own box.
 (() => {
   const legible = 0.48, panels = 0.72;  // of the size as drawn: shown whole; shown in part
+  const drawn = (i, side = "width") => +i.getAttribute(side) || i[side === "width" ? "naturalWidth" : "naturalHeight"];  // it may come late
   const figures = () => [...document.querySelectorAll(".bd-article figure img, .bd-article .cell_output img")]
-    .filter((i) => i.naturalWidth && i.offsetParent && !i.closest("a, .sd-card, #book-preview, .live"));
+    .filter((i) => drawn(i) && i.offsetParent && !i.closest("a, .sd-card, #book-preview, .live"));
 
   const enlarge = (image, at = 0) => {
     const sheet = document.createElement("dialog"), box = document.createElement("div"), close = document.createElement("button");
@@ -12,8 +13,8 @@
     sheet.setAttribute("aria-label", "The figure, enlarged");
     big.removeAttribute("style");
     big.classList.remove("can-enlarge");
-    const whole = Math.min(innerWidth - 24, ((innerHeight - 70) * image.naturalWidth) / image.naturalHeight);
-    big.style.width = `${Math.max(image.naturalWidth, whole)}px`;
+    const whole = Math.min(innerWidth - 24, ((innerHeight - 70) * drawn(image)) / drawn(image, "height"));
+    big.style.width = `${Math.max(drawn(image), whole)}px`;
     box.className = "figure-sheet-box";
     box.tabIndex = 0;
     box.append(big);
@@ -56,7 +57,7 @@
   const fit = () => figures().forEach((image) => {
     if (!image.matches(".can-enlarge")) offer(image);
     const room = (image.closest(".figure-box") || image).parentElement.clientWidth;
-    const small = room > 0 && room < 0.75 * image.naturalWidth;
+    const small = room > 0 && room < 0.75 * drawn(image);
     let box = image.closest(".figure-box");
     if (small && !box) {
       box = document.createElement("div");
@@ -65,8 +66,8 @@
       box.append(image);
     }
     if (!box) return;
-    const whole = room >= legible * image.naturalWidth;
-    box.style.setProperty("--figure-width", small && !whole ? `${Math.round(panels * image.naturalWidth)}px` : "100%");
+    const whole = room >= legible * drawn(image);
+    box.style.setProperty("--figure-width", small && !whole ? `${Math.round(panels * drawn(image))}px` : "100%");
   });
   addEventListener("load", () => {
     fit();  // and when the page turns light or dark

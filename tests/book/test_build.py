@@ -170,6 +170,7 @@ def test_a_figure_is_there_for_light_and_for_dark(book):
     pictures = re.findall(r"<img [^>]*>", box)
     for mode, picture in zip(("light", "dark"), pictures, strict=True):
         assert f"only-{mode}" in picture and 'alt="a line that rises"' in picture
+        assert 'loading="lazy"' in picture and re.search(r'width="\d+"', picture)
         source = re.search(r'src="\.\./([^"]*)"', picture)[1]
         text = (book.html / source).read_text(encoding="utf8")
         assert getattr(ROLES["unified"], mode) in text

@@ -79,7 +79,12 @@ window.bookChecks = (() => {
     return [...faults.values()];
   };
 
-  const figures = () => all("article .cell_output img, article figure img").flatMap((e) => {
+  const loaded = async (images) => {
+    images.forEach((e) => { e.loading = "eager"; });
+    await Promise.all(images.map((e) => e.decode().catch(() => {})));
+    return images;
+  };
+  const figures = async () => (await loaded(all("article .cell_output img, article figure img").filter((e) => e.offsetParent))).flatMap((e) => {
     const style = getComputedStyle(e), faults = [];
     const forBoth = e.matches(".only-light, .only-dark"), white = style.backgroundColor === "rgb(255, 255, 255)";
     if (!forBoth && !white) faults.push("has no white ground");

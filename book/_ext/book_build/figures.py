@@ -99,6 +99,10 @@ def dark_version(svg: str) -> str:
     return EMBEDDED.sub(picture, PAINT.sub(paint, svg))
 
 
+class version_node(nodes.image):
+    """The light or the dark version of a figure, and its size."""
+
+
 class figure_files_node(nodes.General, nodes.Element):
     """What a figure offers to take away: its SVG as it is shown, and its PDF."""
 
@@ -123,10 +127,10 @@ def show_both(app: Sphinx, doctree: nodes.document) -> None:
         light.with_name(f"{light.stem}-dark.svg").write_text(text, encoding="utf8")
         document = document_beside(image)
         figure = around(image, nodes.figure)
-        box = pair(image)
+        box = pair(image, size(text))
         image.replace_self(box)
         if figure is not None and document is not None:
-            documents[f"{light.stem}.pdf"] = str(Path(app.srcdir) / document["uri"].lstrip("/"))
+            documents[f"{light.stem}.pdf"] = document["uri"].lstrip("/")
             uris = [copy["uri"].lstrip("/") for copy in box]
             figure += figure_files_node(svg=uris, pdf=f"{light.stem}.pdf", name=name_of(box))
     env.metadata[env.docname]["figure_documents"] = documents
@@ -154,14 +158,24 @@ def name_of(node: nodes.Element) -> str:
     return figure["ids"][0] if figure is not None and figure["ids"] else "a figure"
 
 
-def pair(image: nodes.image) -> nodes.container:
+def size(svg: str) -> dict[str, str]:
+    """Return width and height in pixels: the page keeps room for a picture that comes late."""
+    points = re.search(r'<svg [^>]*?\bwidth="([\d.]+)pt" height="([\d.]+)pt"|<svg ', svg)
+    if points[1] is None:
+        return {}
+    return {
+        name: f"{round(float(value) * 4 / 3)}"
+        for name, value in zip(("width", "height"), points.groups(), strict=True)
+    }
+
+
+def pair(image: nodes.image, size: dict[str, str]) -> nodes.container:
     """Return both versions, in a box of their own: the theme hides what follows a hidden picture."""
     box = nodes.container(classes=["figure-modes"])
     for mode, ending in (("light", ".svg"), ("dark", "-dark.svg")):
-        copy = image.copy()
-        copy["uri"] = image["uri"].removesuffix(".svg") + ending
-        copy["classes"] = [*image.get("classes", []), f"only-{mode}"]
-        box += copy
+        uri = image["uri"].removesuffix(".svg") + ending
+        classes = [*image.get("classes", []), f"only-{mode}"]
+        box += version_node(uri=uri, alt=image.get("alt", ""), classes=classes, size=size)
     return box
 
 
@@ -179,6 +193,14 @@ def write_files(self, node: figure_files_node) -> None:
     raise nodes.SkipNode
 
 
+def write_version(self, node: version_node) -> None:
+    """Write a picture that browsers fetch when it shows: never the version for the other kind of page."""
+    name = self.builder.images.get(node["uri"], Path(node["uri"]).name)
+    facts = {**node["size"], "alt": node.get("alt", ""), "src": f"{self.builder.imgpath}/{name}"}
+    self.body.append(self.emptytag(node, "img", "\n", loading="lazy", **facts))
+    raise nodes.SkipNode
+
+
 def copy_documents(app: Sphinx, exception) -> None:
     """Put the PDF of each figure beside the pictures of the pages."""
     if exception is not None or app.builder.name != "html":
@@ -186,12 +208,13 @@ def copy_documents(app: Sphinx, exception) -> None:
     folder = Path(app.outdir) / app.builder.imagedir
     for facts in app.env.metadata.values():
         for name, source in facts.get("figure_documents", {}).items():
-            shutil.copyfile(source, folder / name)
+            shutil.copyfile(Path(app.srcdir) / source, folder / name)
 
 
 def setup(app: Sphinx) -> None:
     """Register the setting and the hooks; the first before Sphinx collects the pictures."""
     app.add_config_value("book_to_do", [], "env", [list])
+    app.add_node(version_node, html=(write_version, None))
     app.add_node(figure_files_node, html=(write_files, None))
     app.connect("doctree-read", show_both, priority=400)
     app.connect("build-finished", copy_documents)

@@ -193,6 +193,7 @@ class Reader:
                 continue
             path = posixpath.normpath(posixpath.join(folder, unquote(image["src"])))
             image["src"] = quote(f"../{self.site.name}/{path}")
+            image.attrs.pop("loading", None)
         for link in article.find_all("a", href=True):
             link["href"] = self._target(link["href"], docname, folder)
             link.attrs.pop("title", None)
