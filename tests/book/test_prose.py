@@ -1,6 +1,5 @@
 """No number that looks measured is typed by hand: what a page states, a cell of the page has computed."""
 
-import re
 import sys
 from pathlib import Path
 
