@@ -310,7 +310,9 @@ def test_bad_maps(name):
 
 def test_no_derivative_rule():
     """The error says in one line what to change, and at once."""
-    with pytest.raises(NotImplementedError, match=r"has no rule.*Function in it a backward") as caught:
+    with pytest.raises(
+        NotImplementedError, match=r"has no rule.*Function in it a backward"
+    ) as caught:
         AutogradJacobian(_NoRule.apply, torch.ones(3, 2))
     assert "\n" not in str(caught.value)
 
