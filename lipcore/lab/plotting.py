@@ -142,6 +142,35 @@ def figure(
         return plt.subplots(rows, columns, figsize=(width, height), **options)
 
 
+def thumbnail(xlabel: str, ylabel: str, *, spines: bool = True) -> tuple[Figure, Axes]:
+    """Make a panel for a card: small, with large words and without ticks.
+
+    Parameters
+    ----------
+    xlabel, ylabel : str
+        Few words.
+    spines : bool
+        Whether the two axes are drawn as lines.
+
+    Returns
+    -------
+    Figure, Axes
+
+    Examples
+    --------
+    >>> fig, ax = thumbnail("length", "constant")
+    >>> len(ax.get_xticks())
+    0
+    >>> plt.close(fig)
+    """
+    fig, ax = figure(width=3.1, height=1.9)
+    ax.set(xticks=[], yticks=[], xlabel=xlabel, ylabel=ylabel)
+    ax.grid(False)
+    ax.margins(x=0.04, y=0.12)
+    ax.spines[["left", "bottom"]].set_visible(spines)
+    return fig, ax
+
+
 def values_by_length(
     ax: Axes, n: Sequence[float], values: Sequence, *, label: str, colour: str = "truth"
 ) -> None:

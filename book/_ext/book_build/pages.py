@@ -92,6 +92,12 @@ def shapes_are_no_emphasis(app: Sphinx, what, name, obj, options, lines: list[st
     lines[:] = [re.sub(r"(?<=[(\s])\*(?=\w+[,)])", r"\\*", line) for line in lines]
 
 
+def name_repository(app: Sphinx, config) -> None:
+    """Let ``{repository}`words <path>``` link to a place in the repository."""
+    url = config.html_theme_options["repository_url"].rstrip("/")
+    config.extlinks = {"repository": (f"{url}/%s", "%s")}
+
+
 def write_on_all_cores(app: Sphinx, env) -> None:
     """Write pages in parallel; they are read one after the other."""
     app.parallel = os.cpu_count() or 1
@@ -100,6 +106,7 @@ def write_on_all_cores(app: Sphinx, env) -> None:
 def setup(app: Sphinx) -> None:
     """Register the hooks; the theme makes its buttons at priority 501."""
     app.connect("config-inited", own_templates)
+    app.connect("config-inited", name_repository)
     app.connect("doctree-read", unique_ids)
     app.connect("env-updated", write_on_all_cores)
     app.connect("env-get-updated", lettered_pages, priority=900)  # after Sphinx has numbered

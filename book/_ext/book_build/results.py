@@ -16,7 +16,8 @@ from sphinx.util import logging
 
 from lipcore.lab.claims import CHECKED_TYPE, MIME_TYPE, format_ratio
 
-from .scoreboard import maths, source_cell
+from .citations import source_nodes
+from .scoreboard import maths
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +116,7 @@ class ShowResults(SphinxPostTransform):
         """Return how close a claim came to failing, who says it, and the way to the scoreboard."""
         seen = "largest ratio seen" if record["status"] == "fails" else "closest call seen"
         ratio = "" if record["ratio"] is None else f"{seen}: {format_ratio(record['ratio'])}"
-        source = source_cell(record["source"], self.env.docname)
+        source = source_nodes(record["source"], self.env.docname)
         return parts(ratio, source, self.board(record["key"]))
 
     def board(self, key: str) -> list[nodes.Node]:
