@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from lipcore import adversarial, bounds, jacobian, measures, models, spectral
     from lipcore.attention import Attention, attention_map
     from lipcore.jacobian import AttentionJacobian, AutogradJacobian
+    from lipcore.models.capture import capture
+    from lipcore.models.measure import measure
     from lipcore.spectral import SpectralNorm, local_lipschitz, spectral_norm
 
 __all__ = [
@@ -19,8 +21,10 @@ __all__ = [
     "adversarial",
     "attention_map",
     "bounds",
+    "capture",
     "jacobian",
     "local_lipschitz",
+    "measure",
     "measures",
     "models",
     "spectral",
@@ -33,6 +37,8 @@ _HOMES = {
     "attention_map": "attention",
     "AttentionJacobian": "jacobian",
     "AutogradJacobian": "jacobian",
+    "capture": "models.capture",
+    "measure": "models.measure",
     "SpectralNorm": "spectral",
     "local_lipschitz": "spectral",
     "spectral_norm": "spectral",
