@@ -5,7 +5,7 @@
 >>> model = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).double().eval()
 >>> fn, X = capture(model, "self_attn", torch.ones(1, 3, 8).double())
 >>> fn
-self_attn (MultiheadAttention): query = key = value ↦ output, at X of shape (1, 3, 8)
+self_attn (MultiheadAttention): query = key = value ↦ output[0], at X of shape (1, 3, 8)
 >>> local_lipschitz(fn, X).value.shape
 torch.Size([1])
 """
@@ -95,6 +95,17 @@ class Call:
     args: tuple
     kwargs: dict
     output: Tensor
+    label: str = "output"
+
+    @property
+    def kind(self) -> str:
+        """The submodule's class."""
+        return type(self.module).__name__
+
+    @property
+    def remark(self) -> str:
+        """What of the submodule is measured, where it is not simply its output."""
+        return ""
 
     def tensors(self) -> dict[str, Tensor]:
         """The floating-point tensors that entered, by the names that the submodule gives them."""
@@ -111,6 +122,11 @@ class Call:
 
     def run(self, changed: Mapping[str, Tensor]) -> Tensor:
         """The submodule's output with some of its inputs changed."""
+        args, kwargs = self.changed(changed)
+        return first_tensor(self.module(*args, **kwargs), self.name)[1]
+
+    def changed(self, changed: Mapping[str, Tensor]) -> tuple[tuple, dict]:
+        """Arguments of the submodule with some of them changed."""
         args = [_fresh(x) for x in self.args]
         kwargs = {key: _fresh(x) for key, x in self.kwargs.items()}
         places = self._positional()
@@ -119,7 +135,7 @@ class Call:
                 kwargs[name] = tensor
             else:
                 args[places[name][0]] = tensor
-        return first_tensor(self.module(*args, **kwargs), self.name)
+        return tuple(args), kwargs
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +165,7 @@ class Captured:
     @property
     def kind(self) -> str:
         """The submodule's class."""
-        return type(self.call.module).__name__
+        return self.call.kind
 
     @property
     def fixed(self) -> tuple[str, ...]:
@@ -185,17 +201,19 @@ class Captured:
             return raw.flatten(1, -2) if raw.ndim > 2 else raw[:, None]
         return raw.flatten(0, -2) if raw.ndim > 1 else raw.reshape(1, -1)
 
-    def __repr__(self) -> str:
-        fixed = f", at fixed {', '.join(self.fixed)}" if self.fixed else ""
-        one = ""
+    @property
+    def remark(self) -> str:
+        """What is unusual about how the tokens come in."""
         if self.layout == "one input" and self._raw.ndim > 2:
-            one = (
-                f" (members of the batch {tuple(self._raw.shape)} influence one another: one input)"
-            )
-        shape = tuple(self.X.shape)
-        what = " = ".join(self.varied)
-        title = self.name or "the model"
-        return f"{title} ({self.kind}): {what} ↦ output{fixed}, at X of shape {shape}{one}"
+            return f"{tuple(self._raw.shape)} is one input: no dimension of it is a batch"
+        return ""
+
+    def __repr__(self) -> str:
+        what = f"{' = '.join(self.varied)} ↦ {self.call.label}"
+        fixed = f", at fixed {', '.join(self.fixed)}" if self.fixed else ""
+        remark = "".join(f"; {text}" for text in (self.call.remark, self.remark) if text)
+        title = f"{self.name or 'the model'} ({self.kind})"
+        return f"{title}: {what}{fixed}, at X of shape {tuple(self.X.shape)}{remark}"
 
     def at(self, name: str) -> tuple[Captured, Tensor]:
         """The same run of the submodule as a map of another input, such as a decoder's memory."""
@@ -237,11 +255,9 @@ def record(model: nn.Module, names: Iterable[str], *args, **inputs) -> list[Call
         entered.append((keep(args), keep(kwargs)))
 
     def leave(name, module, args, kwargs, output):
-        output = first_tensor(output, name).detach().clone()
-        calls.append(Call(name, module, *entered.pop(), output))
+        label, tensor = first_tensor(output, name)
+        calls.append(Call(name, module, *entered.pop(), tensor.detach().clone(), label))
 
-    if "use_cache" in _parameters(model):  # what a cache keeps would change from run to run
-        inputs.setdefault("use_cache", False)
     with contextlib.ExitStack() as stack:
         for context in (_RUNNING, torch.inference_mode(False), torch.no_grad(), slow_path()):
             stack.enter_context(context)
@@ -251,8 +267,63 @@ def record(model: nn.Module, names: Iterable[str], *args, **inputs) -> list[Call
             stack.callback(hook.remove)
             hook = module.register_forward_hook(functools.partial(leave, name), with_kwargs=True)
             stack.callback(hook.remove)
-        model(*args, **inputs)
+        model(*args, **_without_cache(model, inputs))
     return calls
+
+
+class _FromBlockOn(nn.Module):
+    """A model as a map of the tokens that enter one of its blocks, the first time that it runs."""
+
+    def __init__(self, model: nn.Module, block: Call, args: tuple, inputs: dict) -> None:
+        super().__init__()
+        self.model = model
+        self.entry = block
+        self.eval()
+        self._called_with = (args, inputs)
+
+    def forward(self, tokens: Tensor):
+        names = captured(self.entry).varied
+
+        def enter(module, args, kwargs):
+            hook.remove()
+            return Call("", module, args, kwargs, tokens).changed(dict.fromkeys(names, tokens))
+
+        hook = self.entry.module.register_forward_pre_hook(enter, with_kwargs=True)
+        try:
+            args, inputs = _fresh(self._called_with)
+            return self.model(*args, **inputs)
+        finally:
+            hook.remove()
+
+
+@dataclass(frozen=True, eq=False)
+class _WholeCall(Call):
+    """The run of a model from its first block on."""
+
+    @property
+    def kind(self) -> str:
+        return type(self.module.model).__name__
+
+    @property
+    def remark(self) -> str:
+        return f"{self.label} as a map of what enters {self.module.entry.name}"
+
+
+def whole(model: nn.Module, blocks: Iterable[str], *args, **inputs) -> Call:
+    """The whole model as a map of the tokens that enter the first of its blocks to run."""
+    inputs = _without_cache(model, inputs)
+    calls = record(model, ["", *blocks], *args, **inputs)
+    if len(calls) == 1:
+        raise ValueError("model: expected a block that runs on these inputs, none of them does")
+    first = calls[0]
+    block = _FromBlockOn(model, first, args, inputs)
+    tokens = first.tensors()[captured(first).varied[0]]
+    return _WholeCall("", block, (tokens,), {}, calls[-1].output, calls[-1].label)
+
+
+def _without_cache(model: nn.Module, inputs: dict) -> dict:
+    """Inputs that ask for no cache, which would change from run to run."""
+    return {"use_cache": False} | inputs if "use_cache" in _parameters(model) else inputs
 
 
 @contextlib.contextmanager
@@ -266,17 +337,17 @@ def slow_path() -> Iterator[None]:
         mha.set_fastpath_enabled(fast)
 
 
-def first_tensor(output, name: str) -> Tensor:
-    """The first floating-point tensor with two dimensions or more in what a module returned."""
-    stack = [output]
+def first_tensor(output, name: str) -> tuple[str, Tensor]:
+    """The first floating-point tensor of rank 2 or more that a module returned, and its name."""
+    stack = [("output", output)]
     while stack:
-        value = stack.pop(0)
+        label, value = stack.pop(0)
         if isinstance(value, Tensor) and value.is_floating_point() and value.ndim > 1:
-            return value
+            return label, value
         if isinstance(value, Mapping):
-            stack[:0] = value.values()
+            stack[:0] = value.items()
         elif isinstance(value, tuple | list):
-            stack[:0] = value
+            stack[:0] = [(f"{label}[{i}]", part) for i, part in enumerate(value)]
     got = type(output).__name__
     raise TypeError(f"name: expected a floating-point tensor out of {name!r}, got {got}")
 
@@ -314,6 +385,8 @@ def _fresh(value):
         return value
     if type(value) in (tuple, list):
         return type(value)(_fresh(part) for part in value)
+    if type(value) is dict:
+        return {key: _fresh(part) for key, part in value.items()}
     return copy.deepcopy(value)
 
 

@@ -16,6 +16,7 @@ from statistics import median
 import lipcore
 from lipcore import models
 from lipcore.models.sources import SOURCES
+from lipcore.models.table import aligned, finite
 
 #: Exit code for input that cannot be used.
 BAD_INPUT = 2
@@ -139,12 +140,12 @@ def _measure(arguments: argparse.Namespace) -> str:
     """Measure, and return the table or the JSON to print."""
     import torch
 
-    from lipcore.models.measure import BOUNDS, measure
+    from lipcore.models.measure import BOUNDS, measure_layer
 
     if not 0 <= arguments.seed < 2**63:
         raise ValueError(f"seed: expected a whole number from 0 to 2^63 - 1, got {arguments.seed}")
     model, attention, X = _read(arguments)
-    rows = measure(
+    rows = measure_layer(
         attention,
         X,
         tol=arguments.tol,
@@ -160,7 +161,7 @@ def _measure(arguments: argparse.Namespace) -> str:
     }
     report |= {"results": rows, "median": _medians(rows, BOUNDS)}
     if arguments.json:
-        return json.dumps(_finite(report), indent=2, allow_nan=False)
+        return json.dumps(finite(report), indent=2, allow_nan=False)
     return _table(report)
 
 
@@ -215,15 +216,6 @@ def _describe(arguments: argparse.Namespace, model, attention) -> dict:
     } | {name: getattr(arguments, name) for name in asked}
 
 
-def _finite(value):
-    """Put null where a number is infinite: JSON has none (the logarithm says how large it is)."""
-    if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _table(report: dict) -> str:
     """Write the report as text."""
     heads = f"{report['heads']} heads"
@@ -246,7 +238,7 @@ def _table(report: dict) -> str:
     titles += [title for name in report["median"]["ratios"] for title in (name, f"{name}/σ")]
     rows = [_cells(str(row["sequence"]), row) for row in report["results"]]
     rows.append(_cells("median", report["median"]))
-    return "\n".join([*lines, "", *_aligned([titles, *rows], str.rjust)])
+    return "\n".join([*lines, "", *aligned([titles, *rows], str.rjust)])
 
 
 def _cells(name: str, row: dict) -> list[str]:
@@ -255,12 +247,6 @@ def _cells(name: str, row: dict) -> list[str]:
     for bound, ratio in row["ratios"].items():
         cells += [f"{row[bound]:.4g}", f"{ratio:.3g}"]
     return cells
-
-
-def _aligned(rows: list[list[str]], justify: Callable) -> list[str]:
-    """Pad the cells of each column to one width."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(justify, row, widths)).rstrip() for row in rows]
 
 
 def _add_models(commands) -> None:
@@ -278,7 +264,7 @@ def _models(arguments: argparse.Namespace) -> str:
     for row in rows:
         row["cached"] = shown[row["cached"]]
     cells = [[str(row[title]) for title in titles] for row in rows]
-    return "\n".join(_aligned([list(titles), *cells], str.ljust))
+    return "\n".join(aligned([list(titles), *cells], str.ljust))
 
 
 def _add_fetch(commands) -> None:

@@ -26,7 +26,7 @@ def attention_modules(model: nn.Module) -> list[str]:
 
     Examples
     --------
-    >>> attention_modules(nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 1, 8), 2))
+    >>> attention_modules(nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 2))
     ['layers.0.self_attn', 'layers.1.self_attn']
     """
     modules = dict(model.named_modules())
@@ -42,7 +42,7 @@ def blocks(model: nn.Module) -> list[str]:
 
     Examples
     --------
-    >>> blocks(nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 1, 8), 2))
+    >>> blocks(nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 2))
     ['layers.0', 'layers.1']
     """
     attention = attention_modules(model)
@@ -76,7 +76,9 @@ def remarks(module: nn.Module) -> str:
     said = []
     if norms:
         said.append(f"includes {', '.join(norms)} and what is added before it")
-    elif _has_projections(module) and not any(map(_is_output, *zip(*children.items(), strict=True))):
+    elif _has_projections(module) and not any(
+        map(_is_output, *zip(*children.items(), strict=True))
+    ):
         said.append("without output projection")
     return "; ".join(said)
 
