@@ -274,12 +274,12 @@ def record(model: nn.Module, names: Iterable[str], *args, **inputs) -> list[Call
 class _FromBlockOn(nn.Module):
     """A model as a map of the tokens that enter one of its blocks, the first time that it runs."""
 
-    def __init__(self, model: nn.Module, block: Call, args: tuple, inputs: dict) -> None:
+    def __init__(self, model: nn.Module, block: Call, called_with: tuple) -> None:
         super().__init__()
         self.model = model
         self.entry = block
         self.eval()
-        self._called_with = (args, inputs)
+        self._called_with = called_with
 
     def forward(self, tokens: Tensor):
         names = captured(self.entry).varied
@@ -311,12 +311,13 @@ class _WholeCall(Call):
 
 def whole(model: nn.Module, blocks: Iterable[str], *args, **inputs) -> Call:
     """The whole model as a map of the tokens that enter the first of its blocks to run."""
-    inputs = _without_cache(model, inputs)
+    args, inputs = _fresh((args, inputs))
+    called_with = _fresh((args, _without_cache(model, inputs)))
     calls = record(model, ["", *blocks], *args, **inputs)
     if len(calls) == 1:
         raise ValueError("model: expected a block that runs on these inputs, none of them does")
     first = calls[0]
-    block = _FromBlockOn(model, first, args, inputs)
+    block = _FromBlockOn(model, first, called_with)
     tokens = first.tensors()[captured(first).varied[0]]
     return _WholeCall("", block, (tokens,), {}, calls[-1].output, calls[-1].label)
 
@@ -380,9 +381,11 @@ class _Keeper:
 
 
 def _fresh(value):
-    """A value to call with: objects that may change when used, such as caches, as a copy."""
-    if value is None or isinstance(value, Tensor | int | float | str | torch.dtype):
+    """A value to call with: what may change when used, such as masks and caches, as a copy."""
+    if value is None or isinstance(value, int | float | str | torch.dtype | nn.Module):
         return value
+    if isinstance(value, Tensor):
+        return value.clone()
     if type(value) in (tuple, list):
         return type(value)(_fresh(part) for part in value)
     if type(value) is dict:

@@ -76,12 +76,12 @@ def measure(
         ``kind`` (the class), ``sequence``, ``shape`` (n, d), ``sigma``, ``lower``, ``upper``,
         ``probability``, ``converged`` and ``note``. A module that cannot be measured has a row
         whose note says why. On Ctrl-C, the rows that there are, and ``complete`` is False.
+        Padding is part of X and of the output, as any token: what the model does with it counts.
 
     Raises
     ------
     ValueError, TypeError
-        For an unknown scope or layer, a model without attention, in training mode, or in half
-        precision.
+        For an unknown scope or layer, and a model without attention or in training mode.
 
     Examples
     --------

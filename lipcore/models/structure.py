@@ -26,7 +26,8 @@ def attention_modules(model: nn.Module) -> list[str]:
 
     Examples
     --------
-    >>> attention_modules(nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 2))
+    >>> layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+    >>> attention_modules(nn.TransformerEncoder(layer, 2))
     ['layers.0.self_attn', 'layers.1.self_attn']
     """
     modules = dict(model.named_modules())
@@ -42,7 +43,8 @@ def blocks(model: nn.Module) -> list[str]:
 
     Examples
     --------
-    >>> blocks(nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 2))
+    >>> layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+    >>> blocks(nn.TransformerEncoder(layer, 2))
     ['layers.0', 'layers.1']
     """
     attention = attention_modules(model)

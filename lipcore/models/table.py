@@ -63,7 +63,7 @@ class Table:
         return [self.columns, *([show(value) for value in row.values()] for row in self.rows)]
 
     def __repr__(self) -> str:
-        lines = [self.title, *aligned(self._cells(), str.ljust)]
+        lines = [self.title, *(aligned(self._cells(), str.ljust) if self.rows else [])]
         return "\n".join(lines if self.complete else [*lines, "interrupted: there are more"])
 
     def _repr_html_(self) -> str:
