@@ -70,6 +70,7 @@ def log_score_reach(attention: Attention, radius: float) -> list[float]:
 
 def _score_sizes(attention: Attention) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(s, o, s', o'), each (heads,), with a_h = (sR + o)(s'R + o')."""
+    check_whole_rows(attention)
     query = attention.query.double()
     key = attention.key.double()
     scale = abs(attention.scale)
@@ -84,6 +85,12 @@ def _score_sizes(attention: Attention) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     norm_q = torch.linalg.matrix_norm(query, 2)
     norm_k = torch.linalg.matrix_norm(key, 2)
     return scale * norm_q, scale * biases[0], norm_k, biases[1]
+
+
+def check_whole_rows(attention: Attention) -> None:
+    """Refuse a layer with sinks: the bounds take rows of P to sum to one."""
+    if attention.sinks is not None:
+        raise ValueError("attention: expected one without sinks, for which no bound is proved here")
 
 
 def join_heads(attention: Attention, alone: Tensor, projected: Tensor) -> Tensor:
