@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from lipcore.jacobian import AttentionJacobian, AutogradJacobian
     from lipcore.models.capture import capture
     from lipcore.models.measure import measure
+    from lipcore.models.modules import from_module
     from lipcore.spectral import SpectralNorm, local_lipschitz, spectral_norm
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "attention_map",
     "bounds",
     "capture",
+    "from_module",
     "jacobian",
     "local_lipschitz",
     "measure",
@@ -39,6 +41,7 @@ _HOMES = {
     "AutogradJacobian": "jacobian",
     "capture": "models.capture",
     "measure": "models.measure",
+    "from_module": "models.modules",
     "SpectralNorm": "spectral",
     "local_lipschitz": "spectral",
     "spectral_norm": "spectral",

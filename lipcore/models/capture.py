@@ -107,13 +107,17 @@ class Call:
         """What of the submodule is measured, where it is not simply its output."""
         return ""
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The floating-point tensors that entered, by the names that the submodule gives them."""
-        named = {**self._positional(), **{key: (key, x) for key, x in self.kwargs.items()}}
-        known = list(_parameters(self.module))
+    def arguments(self) -> dict[str, object]:
+        """What entered, by the names that the submodule gives them, in its order."""
+        named = {name: x for name, (_, x) in self._positional().items()} | self.kwargs
+        known = _parameters(self.module)
         order = sorted(named, key=lambda name: known.index(name) if name in known else len(known))
-        found = {name: named[name][1] for name in order}
-        return {n: x for n, x in found.items() if isinstance(x, Tensor) and x.is_floating_point()}
+        return {name: named[name] for name in order}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The floating-point tensors that entered."""
+        tensors = {n: x for n, x in self.arguments().items() if isinstance(x, Tensor)}
+        return {name: x for name, x in tensors.items() if x.is_floating_point()}
 
     def _positional(self) -> dict[str, tuple[int, object]]:
         names = [*_parameters(self.module)[: len(self.args)]]
@@ -411,6 +415,8 @@ def _nearest(name: str, modules: Iterable[str]) -> str:
 
 
 def _check_replay(call: Call, again: Tensor) -> None:
+    if not bool(torch.isfinite(call.output).all()):
+        raise ValueError(f"name: {call.name!r} puts out NaN or infinity on these inputs")
     tolerance = REPLAY_TOLERANCE.get(call.output.dtype, 1e-2) * call.output.abs().amax()
     is_same = again.shape == call.output.shape
     if not is_same or not bool((again - call.output).abs().amax() <= tolerance):

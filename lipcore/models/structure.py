@@ -78,11 +78,35 @@ def remarks(module: nn.Module) -> str:
     said = []
     if norms:
         said.append(f"includes {', '.join(norms)} and what is added before it")
-    elif _has_projections(module) and not any(
-        map(_is_output, *zip(*children.items(), strict=True))
-    ):
+    elif _has_projections(module) and not projections(module)["output"]:
         said.append("without output projection")
     return "; ".join(said)
+
+
+def is_attention(module: nn.Module) -> bool:
+    """Whether a module has the projections of attention among its children."""
+    return _has_projections(module)
+
+
+def projections(module: nn.Module) -> dict[str, list[nn.Module]]:
+    """Children of an attention module: query, key, value, all of them fused, output.
+
+    Examples
+    --------
+    >>> children = {"q_proj": nn.Linear(2, 2), "kv": nn.Linear(2, 4), "dense": nn.Linear(2, 2)}
+    >>> {role: len(found) for role, found in projections(nn.ModuleDict(children)).items()}
+    {'query': 1, 'key': 0, 'value': 0, 'fused': 1, 'output': 1}
+    """
+    patterns = {"query": _QUERY, "key": _KEY, "value": _VALUE, "fused": _FUSED}
+    found: dict[str, list[nn.Module]] = {role: [] for role in (*patterns, "output")}
+    for name, child in module.named_children():
+        if getattr(child, "weight", None) is None or isinstance(child, nn.Embedding):
+            continue
+        if child.weight.ndim < 2:
+            continue
+        roles = [role for role, pattern in patterns.items() if pattern.fullmatch(name)]
+        found[roles[0] if roles else "output"].append(child)
+    return found
 
 
 def _kind(module: nn.Module) -> str:
@@ -102,12 +126,6 @@ def _has_projections(module: nn.Module) -> bool:
 
 def _is_projection(child: nn.Module) -> bool:
     return any(p.ndim >= 2 for p in child.parameters())
-
-
-def _is_output(name: str, child: nn.Module) -> bool:
-    known = (_QUERY, _KEY, _VALUE, _FUSED)
-    is_other = not any(pattern.fullmatch(name) for pattern in known)
-    return is_other and _is_projection(child) and not isinstance(child, nn.Embedding)
 
 
 def _is_inside(inner: str, outer: str) -> bool:
