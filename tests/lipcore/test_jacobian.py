@@ -10,7 +10,7 @@ from torch.nn.functional import dropout, scaled_dot_product_attention
 
 import lipcore.jacobian as module
 from lipcore import Attention, AttentionJacobian, AutogradJacobian, local_lipschitz, spectral_norm
-from lipcore.jacobian import MatrixOperator
+from lipcore.operators import MatrixOperator
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}  # float64, against autodiff
 

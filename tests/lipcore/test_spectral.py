@@ -11,7 +11,7 @@ from scipy.stats import binom
 from lipcore import Attention, AutogradJacobian, local_lipschitz, spectral_norm
 from lipcore.bounds import local_upper
 from lipcore.bounds.masked import CausalAverage
-from lipcore.jacobian import LinearOperator
+from lipcore.operators import LinearOperator
 
 METHODS = ["lanczos", "power"]
 
