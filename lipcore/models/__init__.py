@@ -16,10 +16,12 @@ from lipcore.models.sources import ModelSource, available, cache_dir, fetch, pro
 
 if TYPE_CHECKING:
     from lipcore.models.language_model import LanguageModel, load
+    from lipcore.models.loaded import LoadedModel
     from lipcore.models.modules import from_module
 
 __all__ = [
     "LanguageModel",
+    "LoadedModel",
     "ModelSource",
     "available",
     "cache_dir",
@@ -32,6 +34,7 @@ __all__ = [
 _HOMES = {
     "LanguageModel": "lipcore.models.language_model",
     "load": "lipcore.models.language_model",
+    "LoadedModel": "lipcore.models.loaded",
     "from_module": "lipcore.models.modules",
 }
 

@@ -39,7 +39,7 @@ def capture(model: nn.Module, name: str, *args, **inputs) -> tuple[Captured, Ten
 
     Parameters
     ----------
-    model : torch.nn.Module
+    model : torch.nn.Module, or one from :func:`lipcore.models.load`
         In evaluation mode.
     name : str
         Of the submodule, as ``model.named_modules()`` lists it; ``""`` is the model itself. Where
@@ -242,8 +242,17 @@ def captured(call: Call, name: str | None = None) -> Captured:
         return replace(fn, layout=_layout(fn, raw))
 
 
+def module_of(model) -> nn.Module:
+    """The module that is meant: itself, or that of a :class:`~lipcore.models.LoadedModel`."""
+    module = model if isinstance(model, nn.Module) else getattr(model, "model", None)
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+    return module
+
+
 def record(model: nn.Module, names: Iterable[str], *args, **inputs) -> list[Call]:
     """Run the model once, and keep every run of the named submodules, in the order of running."""
+    model = module_of(model)
     modules = dict(model.named_modules())
     for name in names:
         if name not in modules:

@@ -16,7 +16,7 @@ import lipcore
 from lipcore._checks import check_count, check_tokens
 from lipcore.attention import Attention
 from lipcore.bounds import best_upper, layer_upper, local_upper
-from lipcore.models.capture import Call, Captured, captured, record, whole
+from lipcore.models.capture import Call, Captured, captured, module_of, record, whole
 from lipcore.models.modules import read
 from lipcore.models.structure import attention_modules, blocks, remarks
 from lipcore.models.table import Table
@@ -52,7 +52,7 @@ def measure(
 
     Parameters
     ----------
-    model : torch.nn.Module
+    model : torch.nn.Module, or one from :func:`lipcore.models.load`
         In evaluation mode, with weights in float32 or float64.
     *args, **inputs
         What the model is called with, such as ``input_ids`` and ``attention_mask``.
@@ -94,8 +94,7 @@ def measure(
     """
     if scope not in SCOPES:
         raise ValueError(f"scope: expected one of {', '.join(SCOPES)}, got {scope!r}")
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+    model = module_of(model)
     calls = _calls(model, scope, layers, args, inputs)
     table = Table(f"{scope} of {type(model).__name__}, σ to {tol:g} relative", complete=False)
     options = {"tol": tol, "generator": generator}
