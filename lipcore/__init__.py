@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from lipcore.models.capture import capture
     from lipcore.models.measure import measure
     from lipcore.models.modules import from_module
-    from lipcore.spectral import SpectralNorm, local_lipschitz, spectral_norm
+    from lipcore.results import SpectralNorm
+    from lipcore.spectral import local_lipschitz, spectral_norm
 
 __all__ = [
     "Attention",
@@ -42,7 +43,7 @@ _HOMES = {
     "capture": "models.capture",
     "measure": "models.measure",
     "from_module": "models.modules",
-    "SpectralNorm": "spectral",
+    "SpectralNorm": "results",
     "local_lipschitz": "spectral",
     "spectral_norm": "spectral",
 }

@@ -393,3 +393,135 @@ def test_code_that_misleads_autodiff_is_refused(name, dtype, monkeypatch):
     with pytest.raises(error, match=message) as caught:
         local_lipschitz(fn, X)
     assert "\n" not in str(caught.value) and str(caught.value).startswith("fn")
+
+
+# --- what is offered instead, and what is left as it was ----------------------------------------------------
+
+
+def test_batch_in_the_middle():
+    fn = sequences_first()
+    X = drawn(6, 3, D)
+    found = local_lipschitz(fn, X, layout="LNE", tol=1e-10)
+    expected = [dense(lambda y: fn(y[:, None])[:, 0], x) for x in X.transpose(0, 1)]
+    assert found.value.tolist() == pytest.approx(expected, rel=1e-9)
+    assert found.right.shape == (3, 6, D)
+
+
+def test_channels_are_no_batch():
+    m = module(lambda: nn.Conv2d(3, 3, 3, padding=1))
+    X = drawn(2, 3, 5, 4)
+    with pytest.raises(
+        ValueError, match=r"along dimension 1 of X: if dimensions 1 to 3 are one.*event_dims=3"
+    ):
+        local_lipschitz(m, X)
+    found = local_lipschitz(m, X, event_dims=3, tol=1e-10)
+    assert found.value.tolist() == pytest.approx(
+        [dense(lambda y: m(y[None])[0], x) for x in X], rel=1e-9
+    )
+    wider = module(lambda: nn.Conv2d(3, 4, 3))
+    with pytest.raises(
+        ValueError, match=r"begins with the batch \(2, 3\), got .* pass event_dims=3"
+    ):
+        local_lipschitz(wider, X)
+
+
+def test_the_whole_batch_as_one_input():
+    X = drawn(3, 6, D)
+    found = local_lipschitz(lambda x: x - x.mean(0), X, event_dims=3, tol=1e-10)
+    assert found.value.shape == () and float(found) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"event_dims": 4}, "event_dims: expected at most the 3 dimensions of X, got 4"),
+        (
+            {"layout": "NCHW"},
+            "layout: expected 'NLE', or 'LNE' with X of three dimensions, got 'NCHW'",
+        ),
+        ({"layout": "LNE", "of": (2, 2)}, "layout: expected 'NLE', or 'LNE'.* with X of 2"),
+    ],
+)
+def test_options_out_of_range(options, message):
+    X = drawn(*options.pop("of", (2, 3, 4)))
+    with pytest.raises(ValueError, match=message):
+        local_lipschitz(torch.sin, X, **options)
+
+
+def test_one_pair_among_many_members_is_seen():
+    """The last member looks at the first: two members stand for all, but not where they are not alone."""
+
+    def fn(x):
+        return torch.cat([x[:-1], x[-1:] + 0.1 * x[3:4]])
+
+    with pytest.raises(ValueError, match="do not influence one another"):
+        local_lipschitz(fn, drawn(10, 3, 4))
+
+
+def test_a_map_for_one_number_of_members():
+    scales = torch.arange(1.0, 11).double()[:, None, None]
+    found = local_lipschitz(lambda x: scales * x, drawn(10, 3, 4), tol=1e-10)
+    assert found.value.tolist() == pytest.approx(list(range(1, 11)))
+    with pytest.raises(ValueError, match=r"hides a part from it \(detach\)"):
+        local_lipschitz(lambda x: scales * x + x.detach(), drawn(10, 3, 4))
+
+
+@pytest.mark.parametrize("n", [64, 512])
+def test_a_norm_taken_out_is_seen_in_long_inputs(n):
+    """A part of rank one, which a random direction alone would hardly meet."""
+    with pytest.raises(ValueError, match=r"hides a part from it \(detach\)"):
+        local_lipschitz(
+            lambda x: x * x.norm(dim=(-2, -1), keepdim=True).detach(), drawn(2, n, 64).float()
+        )
+
+
+class Watched(nn.Module):
+    """Batch normalisation in training, and a buffer that counts."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(D)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return self.norm(x.mT).mT
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_nothing_is_changed(training):
+    m = Watched().double().train(training)
+    m.norm(drawn(2, D, 3))
+    before = {name: x.clone() for name, x in m.state_dict().items()}
+    chance = torch.get_rng_state()
+    with pytest.raises(ValueError, match="changes its buffer"):
+        local_lipschitz(lambda x: m(x), drawn(3, 6, D))
+    for name, x in m.state_dict().items():
+        assert torch.equal(x, before[name]), name
+    assert m.training is training and all(p.grad is None for p in m.parameters())
+    assert torch.equal(torch.get_rng_state(), chance)
+
+
+def test_a_mode_changed_inside_is_put_back():
+    m = module(lambda: nn.Sequential(nn.Linear(D, D)))
+    with pytest.raises(ValueError, match="Sequential in evaluation mode that changes its mode"):
+        local_lipschitz(lambda x: m(x) + 0 * x * bool(m.train()), drawn(3, D))
+    assert not any(part.training for part in m.modules())
+
+
+def test_chance_and_gradients_are_left_alone():
+    m = module(lambda: nn.TransformerEncoderLayer(D, 2, 16, batch_first=True))
+    chance = torch.get_rng_state()
+    local_lipschitz(m, drawn(2, 5, D))
+    with pytest.raises(ValueError, match="without chance"):
+        local_lipschitz(lambda x: F.dropout(x, 0.5), drawn(2, 5, D))
+    assert torch.equal(torch.get_rng_state(), chance)
+    assert all(p.grad is None for p in m.parameters())
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_called_without_gradients(context):
+    with context():
+        found = local_lipschitz(residual_in_place, drawn(2, 5, D), tol=1e-10).value
+    expected = [dense(residual_in_place, x) for x in drawn(2, 5, D)]
+    assert found.tolist() == pytest.approx(expected, rel=1e-9)

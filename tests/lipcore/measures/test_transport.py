@@ -93,10 +93,10 @@ def test_a_translation_costs_its_length_at_every_scale(shift, p):
     assert wasserstein(mu, mu, p) == 0
 
 
-@pytest.mark.parametrize("far", [1e7, 1e8, 1e10])
+@pytest.mark.parametrize("far", [1e6, 1e7, 1e8, 1e10])
 def test_one_far_point_does_not_cost_the_digits_of_the_others(far):
     """The first point of both measures at the far place: the other four are an assignment."""
-    for seed in range(8):
+    for seed in range(40):
         X, Y = draw(seed, 5, 2), draw(seed + 50, 5, 2)
         X[0, 0] = Y[0, 0] = far
         ways = (X - Y[list(order)] for order in itertools.permutations(range(5)))
