@@ -41,6 +41,12 @@ See {doc}`../notebooks/one`, {cite:t}`castin2024` and {repository}`the list <blo
 .. automodule:: tinypkg.numbers
    :members:
 ```
+
+```{figure-list}
+```
+
+```{colours}
+```
 """,
     "book/scoreboard.md": "# Scoreboard\n\n```{scoreboard}\n```\n",
     "book/bibliography.md": "# Bibliography\n\n```{bibliography}\n:all:\n```\n",
@@ -76,8 +82,21 @@ print("value", VALUE)
 ```
 
 ```{code-cell} python3
-from lipcore.lab.claims import claim
-claim("growth", "The norm is at most $2\\sqrt{n}$.", source="paper", status="proved", ratio=[0.25, 0.5])
+:tags: [remove-input]
+from lipcore.lab.claims import checked, claim
+claim("growth", "The norm is at most $2\\sqrt{n}$.", source="paper", status="proved",
+      ratio=[0.25, 0.5], theorem="thm-growth")
+```
+
+```{code-cell} python3
+:tags: [check]
+assert 1 + 1 == 2
+checked("One and one are $2$.")
+```
+
+```{code-cell} python3
+:tags: [remove-input]
+claim("shrinks", "The norm is below $1$.", source="book", status="fails", ratio=3.0, witness="$x = 3$")
 ```
 """,
     "notebooks/two.md": NOTEBOOK
@@ -92,6 +111,21 @@ with Path("executed.log").open("a") as log:
     log.write("two\\n")
 from tinypkg import shapes
 print("sides", shapes.sides())
+```
+
+```{code-cell} python3
+---
+mystnb:
+  figure:
+    name: fig-line
+    caption: A line, $n^2$. It rises.
+  image:
+    alt: a line that rises
+---
+from lipcore.lab import colours, plotting
+plotting.use_style()
+fig, ax = plotting.figure()
+ax.plot([1, 2], **colours.line("unified"));
 ```
 """,
     "notebooks/three.md": NOTEBOOK
@@ -135,7 +169,11 @@ def settings(folder: Path) -> dict:
     config = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf8"))
     config["bibtex_bibfiles"] = ["references.bib"]
     config["sphinx"]["local_extensions"]["book_build"] = str(ROOT / "book" / "_ext")
-    config["sphinx"]["config"] |= {"book_package": "tinypkg", "book_data": ["data"]}
+    config["sphinx"]["config"] |= {
+        "book_package": "tinypkg",
+        "book_data": ["data"],
+        "book_to_do": [],
+    }
     return config
 
 

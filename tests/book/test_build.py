@@ -7,6 +7,9 @@ from importlib import metadata
 
 import nbformat
 import yaml
+from lxml.html import HtmlElement, fromstring
+
+from lipcore.lab.colours import ROLES
 
 CELL = "\n```{{code-cell}} python3\n{}\n```\n"
 
@@ -40,6 +43,24 @@ READING = [
         * 2,
         "claim 'again' is stated 2 times on one page",
     ),
+    (
+        "notebooks/two.md",
+        CELL.format(
+            "from lipcore.lab.claims import checked, claim\n"
+            "claim('lost', 'Lost.', source='book', status='checked', theorem='thm-growth')"
+        ),
+        "claim 'lost': there is no theorem 'thm-growth' on this page",
+    ),
+    (
+        "notebooks/two.md",
+        CELL.format(":tags: [check]\nassert 1 + 1 == 2"),
+        "a cell with the tag check must end with checked",
+    ),
+    (
+        "notebooks/two.md",
+        CELL.format("checked('Seen by all.')"),
+        "“Seen by all.” needs a cell with the tag check",
+    ),
     ("book/index.md", "\nSee {prf:ref}`thm-missing`.\n", "thm-missing"),
     ("book/index.md", "\nSee [there](missing.md).\n", "missing.md"),
     ("book/index.md", "\nSee {eq}`eq-missing`.\n", "eq-missing"),
@@ -47,6 +68,11 @@ READING = [
     ("book/index.md", "\n```{no-such-thing}\n```\n", "no-such-thing"),
     ("tinypkg/numbers.py", "# :prf:ref:`thm-gone`", "thm-gone"),
     ("notebooks/two.md", "\n{glue:text}`nothing`\n", "nothing"),
+    (
+        "notebooks/two.md",
+        CELL.format("fig, ax = plotting.figure()\nax.plot([1, 2], color='#ff0000');"),
+        "a figure: #ff0000 is not in lipcore.lab.colours",
+    ),
 ]
 
 
@@ -138,9 +164,52 @@ def test_a_page_says_when_and_with_what_it_was_executed(book):
     assert "page-execution" not in index
 
 
+def test_a_figure_is_there_for_light_and_for_dark(book):
+    page = (book.html / "notebooks" / "two.html").read_text(encoding="utf8")
+    (box,) = re.findall(r'<div class="figure-modes[^>]*>(.*?)</div>', page, re.DOTALL)
+    pictures = re.findall(r"<img [^>]*>", box)
+    for mode, picture in zip(("light", "dark"), pictures, strict=True):
+        assert f"only-{mode}" in picture and 'alt="a line that rises"' in picture
+        assert 'loading="lazy"' in picture and re.search(r'width="\d+"', picture)
+        source = re.search(r'src="\.\./([^"]*)"', picture)[1]
+        text = (book.html / source).read_text(encoding="utf8")
+        assert getattr(ROLES["unified"], mode) in text
+    caption = page.split(box)[1].split("</figcaption>")[0]
+    for address, name in re.findall(r'href="\.\./([^"]*)" download="([^"]*)"', caption):
+        start = (book.html / address).read_bytes()[:5]
+        assert start == {"svg": b"<?xml", "pdf": b"%PDF-"}[name.removeprefix("fig-line.")]
+    assert caption.count("download=") == 3  # the SVG for light, for dark, and the PDF
+    assert "application/pdf" not in (book.html / "_sources" / "notebooks" / "two.ipynb").read_text()
+
+
+def test_the_figures_are_listed(book):
+    page = (book.html / "book" / "index.html").read_text(encoding="utf8")
+    (items,) = re.findall(r'<ul class="figure-list[^>]*>(.*?)</ul>', page, re.DOTALL)
+    assert '<a class="reference internal" href="../notebooks/two.html#fig-line">Fig. 1</a>' in items
+    assert "A line, " in items and "n^2" in items and "It rises" not in items
+    assert "mathjax" in page.lower()
+
+
+def test_every_page_knows_the_dictionary_of_colours(book):
+    page = (book.html / "book" / "index.html").read_text(encoding="utf8")
+    assert page.count("_static/colours.css") == 1
+    style = (book.html / "_static" / "colours.css").read_text(encoding="utf8")
+    for name, role in ROLES.items():
+        variable = f"--colour-{name.replace('_', '-')}"
+        assert (
+            f"{variable}-light: {role.light};" in style
+            and f"{variable}-dark: {role.dark};" in style
+        )
+        assert f'<span class="pre">colour("{name}")</span>' in page.replace("&quot;", '"')
+        assert page.count(f'stroke="{role.dark}"') >= 1 <= page.count(f'stroke="{role.light}"')
+    light, dark = style.split("html[data-theme")
+    assert "--colour-nudge: var(--colour-nudge-light);" in light
+    assert "--colour-nudge: var(--colour-nudge-dark);" in dark
+
+
 def test_a_docstring_leads_to_its_theorem(book):
     index = (book.html / "book" / "index.html").read_text(encoding="utf8")
-    assert 'href="../notebooks/one.html#thm-growth">Theorem 1</a>' in index
+    assert 'href="../notebooks/one.html#thm-growth">Theorem A.1</a>' in index
 
 
 def test_the_repository_is_linked(book):
@@ -157,13 +226,46 @@ def test_the_search_knows_the_index(book):
     assert "‖x‖₂" in found["indexentries"]
 
 
-def test_the_scoreboard_shows_a_planted_claim(book):
+def tree(book, page: str) -> HtmlElement:
+    return fromstring((book.html / f"{page}.html").read_text(encoding="utf8"))
+
+
+def test_the_scoreboard_shows_every_claim(book):
     board = (book.html / "book" / "scoreboard.html").read_text(encoding="utf8")
-    assert "1 claim: 1 proved." in board
+    assert "2 claims: 1 proved, 1 fails." in board
     assert "\\(2\\sqrt{n}\\)" in board and "0.5" in board
     assert 'href="../notebooks/one.html#claim-growth"' in board
     assert 'id="claim-growth"' in (book.html / "notebooks" / "one.html").read_text(encoding="utf8")
     assert "mathjax" in board, "its mathematics needs MathJax"
+
+
+def test_a_claim_stands_in_the_box_of_its_theorem(book):
+    page = tree(book, "notebooks/one")
+    theorem = page.get_element_by_id("thm-growth")
+    line = theorem.get_element_by_id("claim-growth")
+    words = " ".join(line.text_content().split())
+    assert words.startswith("Proved here · closest call seen: 0.5 · Castin et al. ")
+    links = [link.get("href") for link in line.iter("a")]
+    assert [link.split("#")[0] for link in links] == [
+        "../book/bibliography.html",
+        "../book/scoreboard.html",
+    ]
+    assert "2\\sqrt" not in page.get_element_by_id("one").text_content(), "it is not said twice"
+
+
+def test_a_claim_without_a_theorem_is_a_box(book):
+    box = tree(book, "notebooks/one").get_element_by_id("claim-shrinks")
+    words = " ".join(box.text_content().split())
+    assert words.startswith("Fails: The norm is below \\(1\\).") and "Witness: \\(x = 3\\)" in words
+    assert words.endswith("largest ratio seen: 3 · this book · scoreboard")
+    assert box.getparent().tag == "section", "it stands on the page, not in the output of a cell"
+
+
+def test_a_check_is_folded_under_what_it_found(book):
+    (fold,) = tree(book, "notebooks/one").xpath("//details[@class='check']")
+    title, code = fold
+    assert title.text_content().strip() == "✓ One and one are \\(2\\)."
+    assert "assert" in code.text_content() and "✓" not in code.text_content()
 
 
 def test_a_notebook_with_outputs_is_offered(book):
@@ -175,7 +277,7 @@ def test_a_notebook_with_outputs_is_offered(book):
     assert any("value" in o.get("text", "") for o in outputs)
     prose = "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
     assert (
-        "**Theorem 1 (Growth).**" in prose
+        "> **Theorem A.1 (Growth).**" in prose
         and "\\mathbb{R}" in prose
         and "Castin et al. (2024)" in prose
     )
@@ -188,7 +290,7 @@ def test_references_between_pages_become_links_to_notebooks(book):
         (book.html / "_sources" / "notebooks" / "two.ipynb").read_text(encoding="utf8")
     )
     prose = "".join(notebook["cells"][0]["source"])
-    assert "[Theorem 1](one.ipynb#thm-growth)" in prose and "(1)" in prose
+    assert "[Theorem A.1](one.ipynb)" in prose and "(1)" in prose
 
 
 def test_a_page_loads_nothing_from_outside(book):

@@ -1,0 +1,230 @@
+"""The dark version of a figure: every colour replaced, in embedded pictures too; any other colour refused.
+
+And the sources: none but the dictionary names a colour.
+"""
+
+import ast
+import base64
+import io
+import re
+import sys
+from pathlib import Path
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import yaml
+from matplotlib.colors import is_color_like
+from PIL import Image
+
+from lipcore.lab import colours, plotting
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "book" / "_ext"))
+from book_build.figures import UnknownColourError, dark_picture, dark_version
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf8"))["sphinx"]["config"]
+PAGES = {f"notebooks/{path.stem}" for path in (ROOT / "notebooks").glob("*.md")}
+CELL = re.compile(
+    r"^```\{code-cell\}[^\n]*\n(?:---\n.*?^---\n|(?::[^\n]*\n)*)(.*?)^```", re.M | re.S
+)
+HEX = re.compile(r"#(?:[0-9a-fA-F]{3}){1,2}\b")
+PAINTS = re.compile(r"(?:c|fc|ec|mec|mfc|\w*colors?|\w*colours?)\Z")
+FORMAT = re.compile(r"[-.:,ov^<>sp*hH+xXDd|_]*[bgrcmykw][-.:,ov^<>sp*hH+xXDd|_]*\Z")
+DRAW = {"plot", "loglog", "semilogx", "semilogy", "errorbar", "step", "fill"}
+
+
+def svg(draw) -> str:
+    """Draw a figure as a notebook writes it."""
+    file = io.StringIO()
+    with mpl.rc_context():
+        plotting.use_style()
+        fig, ax = plotting.figure()
+        draw(ax)
+        fig.savefig(file, format="svg", metadata={"Date": None})
+        plt.close(fig)
+    return file.getvalue()
+
+
+def paints(text: str) -> set[str]:
+    return set(re.findall(r"(?:fill|stroke): (#\w+)", text))
+
+
+def everything(ax):
+    """One of each kind of drawing that the chapters have."""
+    for i in range(7):
+        ax.plot([1, 2], [i, i + 1], color=colours.nth(i), alpha=0.3, label=f"$x_{i}$")
+    ax.plot([1, 2], [1, 2], **colours.line("truth"), mec=colours.colour("ground"))
+    ax.fill_between([1, 2], 0, 1, color=colours.colour("nudge"), alpha=0.15, lw=0)
+    ax.bar([1, 2], [3, 4], hatch="//", color=colours.colour("mixing"), edgecolor=colours.GROUND[0])
+    ax.scatter([1, 2, 3], [1, 2, 3], c=[0.1, 0.5, 0.9], cmap="signed")
+    ax.quiver([1], [1], [1], [1], color=colours.colour("answer"))
+    ax.annotate("word", (1, 1), color=colours.colour("reference"))
+    ax.errorbar([1], [1], [1], fmt="o", **{"color": colours.colour("vit")})
+    ax.plot([1, 2], [3, 3], "o", mfc="none", mec=colours.colour("ink"))
+    ax.legend()
+
+
+def test_every_colour_gets_its_dark_value():
+    light = svg(everything)
+    dark = dark_version(light)
+    known = colours.dark_values()
+    assert paints(dark) == {known[value] for value in paints(light)}
+    assert not paints(dark) & {colours.GROUND[0], colours.colour("ink"), colours.colour("nudge")}
+    assert re.sub("#[0-9a-f]{6}", "", dark) == re.sub("#[0-9a-f]{6}", "", light)  # nothing else
+
+
+@pytest.mark.parametrize(
+    ("draw", "value"),
+    [
+        (lambda ax: ax.plot([1, 2], color="red"), "#ff0000"),
+        (lambda ax: ax.plot([1, 2], color="black"), "#000000"),
+        (lambda ax: ax.fill([0, 1, 1], [0, 0, 1], color="black"), "#000000"),
+        (lambda ax: ax.fill([0, 1, 1], [0, 0, 1], fc="black", ec="none"), "#000000"),
+        (lambda ax: ax.text(0, 0, "word", color="black"), "#000000"),
+        (lambda ax: ax.plot([1, 2], "o", mfc="black", mec=colours.colour("ink")), "#000000"),
+        (lambda ax: ax.scatter([1, 2], [1, 2], c="#abcdef"), "#abcdef"),
+        (lambda ax: ax.quiver([1], [1], [1], [1]), "#000000"),
+        (lambda ax: ax.imshow(np.eye(3), cmap="viridis"), "in a picture"),
+        (lambda ax: ax.pcolormesh(np.eye(3), cmap="Blues"), "#08306b|#f7fbff"),
+    ],
+)
+def test_another_colour_is_refused(draw, value):
+    with pytest.raises(UnknownColourError, match=value):
+        dark_version(svg(draw))
+
+
+def pictures(text: str) -> list[np.ndarray]:
+    found = re.findall(r"data:image/png;base64,([A-Za-z0-9+/=\s]+)", text)
+    return [np.array(Image.open(io.BytesIO(base64.b64decode(data)))) for data in found]
+
+
+@pytest.mark.parametrize("name", colours.MAPS)
+@pytest.mark.parametrize("drawn", ["imshow", "pcolormesh"])
+def test_a_picture_within_a_figure_is_turned_too(name, drawn):
+    values = np.linspace(0, 1, 24).reshape(4, 6)
+
+    def draw(ax):
+        extra = {"rasterized": True} if drawn == "pcolormesh" else {"alpha": 0.8}
+        getattr(ax, drawn)(values, cmap=name, **extra)
+
+    text = svg(draw)
+    (light,), (dark,) = pictures(text), pictures(dark_version(text))
+    np.testing.assert_array_equal(light[..., 3], dark[..., 3])
+    shown = np.unique(dark[light[..., 3] == light[..., 3].max()].view(np.uint32))
+    shown = shown.view(np.uint8).reshape(-1, 4)[:, :3].astype(int)
+    steps = np.array([[int(v[k : k + 2], 16) for k in (1, 3, 5)] for _, v in colours.scale(name)])
+    off = np.abs(shown[:, None] - steps).max(-1).min(-1)
+    assert off.max() <= 8  # two maps may share a light value, but for a shade
+    assert len(shown) == 24
+
+
+def test_dots_of_one_colour_may_be_a_picture():
+    def draw(ax):
+        dots = np.random.default_rng(0).random((2, 500))
+        ax.plot(*dots, "o", color=colours.colour("vit"), alpha=0.4, mew=0, rasterized=True)
+
+    (dark,) = pictures(dark_version(svg(draw)))
+    solid = dark[dark[..., 3] > 120][:, :3]
+    value = [int(colours.ROLES["vit"].dark[k : k + 2], 16) for k in (1, 3, 5)]
+    assert len(solid) and np.abs(solid - np.array(value)).max() == 0
+
+
+def test_what_is_see_through_stays_so():
+    file = io.BytesIO()
+    Image.new("RGBA", (2, 2), (255, 0, 0, 0)).save(file, "PNG")
+    assert np.array(Image.open(io.BytesIO(dark_picture(file.getvalue()))))[..., 3].max() == 0
+
+
+def strings(node) -> list[str]:
+    """The strings in an expression, but not what is asked of the dictionary."""
+    if isinstance(node, ast.Call):
+        return []
+    if isinstance(node, ast.Constant):
+        return [node.value] if isinstance(node.value, str) else []
+    return [word for child in ast.iter_child_nodes(node) for word in strings(child)]
+
+
+def named_colours(code: str) -> list[str]:
+    """What names a colour by itself in a cell or a module."""
+    found = []
+    for node in ast.walk(ast.parse(code)):
+        pairs = []
+        if isinstance(node, ast.Call):
+            pairs = [(keyword.arg or "", keyword.value) for keyword in node.keywords]
+            if isinstance(node.func, ast.Attribute) and node.func.attr in DRAW:
+                formats = [*node.args, *(value for name, value in pairs if name == "fmt")]
+                words = [word for value in formats for word in strings(value)]
+                found += [word for word in words if FORMAT.match(word)]
+        elif isinstance(node, ast.Dict):
+            keys = [getattr(key, "value", "") for key in node.keys]
+            pairs = [(str(key), value) for key, value in zip(keys, node.values, strict=True)]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found += HEX.findall(node.value)
+        elif isinstance(node, ast.Name | ast.Attribute):
+            name = node.id if isinstance(node, ast.Name) else node.attr
+            found += [name] if name in ("COLOURS", "LABELS", "get_cmap") else []
+        for name, value in pairs:
+            if name == "cmap":
+                found += [word for word in strings(value) if word not in colours.MAPS]
+            elif PAINTS.match(name):
+                words = [word for word in strings(value) if word not in colours.ROLES]
+                found += [word for word in words if is_color_like(word) and word != "none"]
+    return found
+
+
+def plain(code: str) -> str:
+    """A cell without lines for IPython."""
+    return "\n".join(line for line in code.splitlines() if not line.lstrip().startswith(("%", "!")))
+
+
+@pytest.mark.parametrize("page", sorted(PAGES - set(CONFIG["book_to_do"])))
+def test_no_page_names_a_colour(page):
+    path = ROOT / f"{page}.md"
+    cells = CELL.findall(path.read_text(encoding="utf8"))
+    assert [word for code in cells for word in named_colours(plain(code))] == []
+
+
+def test_what_is_to_do_is_there():
+    assert set(CONFIG["book_to_do"]) <= PAGES
+
+
+def test_only_the_dictionary_names_a_colour_in_the_package():
+    """The names for pages that are still to do go with the last of them."""
+    for path in (ROOT / "lipcore").rglob("*.py"):
+        if path.name != "colours.py":
+            code = path.read_text(encoding="utf8")
+            found = [word for word in named_colours(code) if word not in ("COLOURS", "LABELS")]
+            assert found == [], path
+    if not CONFIG["book_to_do"]:
+        assert not hasattr(plotting, "COLOURS") and not hasattr(plotting, "LABELS")
+
+
+@pytest.mark.parametrize("name", ["figures.css", "figures.js"])
+def test_the_style_of_figures_names_no_colour(name):
+    text = (ROOT / "book" / "_static" / name).read_text(encoding="utf8")
+    assert not HEX.search(text) and not re.search(r"\b(?:rgb|hsl)a?\(|: *(?:white|black)\b", text)
+
+
+@pytest.mark.parametrize(
+    ("code", "named"),
+    [
+        ("ax.plot(x, color='red')", ["red"]),
+        ("ax.plot(x, color='C0')", ["C0"]),
+        ("ax.plot(x, y, 'k--')", ["k--"]),
+        ("ax.errorbar(x, fmt='ro')", ["ro"]),
+        ("ax.plot(x, mec='white' if y else 'none')", ["white"]),
+        ("ax.annotate('', arrowprops={'color': 'black'})", ["black"]),
+        ("palette = ['#ff0000', '#abc']", ["#ff0000", "#abc"]),
+        ("ax.imshow(x, cmap='viridis')", ["viridis"]),
+        ("ax.bar(x, facecolor='grey', edgecolor=c)", ["grey"]),
+        ("ax.plot(x, color=COLOURS['first'])", ["COLOURS"]),
+        ("plt.get_cmap('magma')", ["get_cmap"]),
+        ("ax.plot(x, y, 'o-', color=colours.colour('nudge'))", []),
+        ("ax.plot(x, 's', **colours.line('general'), mfc='none', label='red, #1 of 3')", []),
+        ("ax.imshow(x, cmap='large'); plane_tokens(ax, X, colour='tokens')", []),
+    ],
+)
+def test_a_named_colour_is_found(code, named):
+    assert named_colours(code) == named
