@@ -6,11 +6,13 @@ not fit, are not finite, or are not float32 or float64 raise a ValueError or a T
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lipcore._checks import (
     check_head,
@@ -20,8 +22,9 @@ from lipcore._checks import (
     check_scores,
     check_tokens,
 )
-from lipcore.jacobian import AttentionJacobian
+from lipcore.jacobian import AttentionJacobian, AutogradJacobian
 from lipcore.masks import check_fits, check_tables, tile_of
+from lipcore.operators import LinearOperator
 
 
 def attention_map(X: Tensor, A: Tensor, V: Tensor, *, causal: bool = False) -> Tensor:
@@ -77,6 +80,11 @@ class Attention:
         Added to the scores, −∞ where a key is hidden: ALiBi, relative positions; it fixes n.
     sinks : Tensor, shape (heads,), optional
         Score of one more key with value zero: rows of P sum to less than one.
+    softcap : float, optional
+        c > 0: a score s becomes :math:`c \tanh(s/c)`, before biases and masks.
+    query_norm, key_norm : callable, optional
+        What each head's queries and keys (…, heads, n, k) go through before they turn, each vector
+        alone, such as an ``nn.RMSNorm``. With these, or ``softcap``, the Jacobian is by autodiff.
     log_weights : Tensor, shape (n,), optional
         Logarithm of each token's mass, −∞ for none: ``P_ij ∝ w_j exp(s_ij)``; it fixes n.
     scale : float, optional
@@ -109,6 +117,9 @@ class Attention:
     rotary: Tensor | None = None
     bias: Tensor | None = None
     sinks: Tensor | None = None
+    softcap: float | None = None
+    query_norm: Callable[[Tensor], Tensor] | None = None
+    key_norm: Callable[[Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
         for name in ("query", "key", "value"):
@@ -117,6 +128,12 @@ class Attention:
         check_tables(self)
         scale = 1 / math.sqrt(self.query.shape[1]) if self.scale is None else self.scale
         object.__setattr__(self, "scale", check_number("scale", scale))
+        if self.softcap is not None:
+            check_number("softcap", self.softcap, minimum=0, strict=True)
+        for name in ("query_norm", "key_norm"):
+            if not callable(getattr(self, name) or abs):
+                got = type(getattr(self, name)).__name__
+                raise TypeError(f"{name}: expected a callable, got {got}")
         groups = self.query.shape[0] // self.key.shape[0]
         for name in ("key", "value", "key_bias", "value_bias"):
             shared = getattr(self, name)
@@ -187,6 +204,9 @@ class Attention:
         moved = {name: tensor.to(*args, **kwargs) for name, tensor in tensors.items()}
         if self.mask is not None:
             moved["mask"] = moved["mask"].bool()
+        norms = {name: getattr(self, name) for name in ("query_norm", "key_norm")}
+        modules = {name: norm for name, norm in norms.items() if isinstance(norm, nn.Module)}
+        moved |= {name: copy.deepcopy(norm).to(*args, **kwargs) for name, norm in modules.items()}
         return replace(self, **moved)
 
     def head(self, index: int) -> Attention:
@@ -274,8 +294,10 @@ class Attention:
         Values without their bias have the same derivative unless there are sinks, and keep their
         digits where it is large.
         """
-        queries = self.rotated(_per_head(X, self.query, self.query_bias))
-        keys = self.rotated(_per_head(X, self.key, self.key_bias))
+        queries = _per_head(X, self.query, self.query_bias)
+        queries = self.rotated(self.query_norm(queries) if self.query_norm else queries)
+        keys = _per_head(X, self.key, self.key_bias)
+        keys = self.rotated(self.key_norm(keys) if self.key_norm else keys)
         values = _per_head(X, self.value, self.value_bias if value_bias else None)
         return self.scale * queries, keys, values
 
@@ -306,7 +328,10 @@ class Attention:
 
     def row_weights(self, queries: Tensor, keys: Tensor, rows: slice) -> Tensor:
         """Weights P of the given rows; ``keys`` may be cut after the last one that they see."""
-        scores = self.mask_scores_(queries[..., rows, :] @ keys.mT, rows)
+        scores = queries[..., rows, :] @ keys.mT
+        if self.softcap is not None:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
+        scores = self.mask_scores_(scores, rows)
         kept = self.kept(scores)
         P = torch.softmax(scores, dim=-1)
         return P if kept is None else kept * P
@@ -338,9 +363,17 @@ class Attention:
             joined = joined @ self.output.mT
         return joined + self.output_bias if bias and self.output_bias is not None else joined
 
-    def jacobian(self, X: Tensor) -> AttentionJacobian:
-        """Jacobian at X, a linear operator: :class:`lipcore.jacobian.AttentionJacobian`."""
-        return AttentionJacobian(self, X)
+    @property
+    def beyond(self) -> list[str]:
+        """What it has that the formulas of :prf:ref:`thm-jacobian` know nothing of."""
+        return [x for x in ("softcap", "query_norm", "key_norm") if getattr(self, x) is not None]
+
+    def jacobian(self, X: Tensor) -> LinearOperator:
+        """Jacobian at X, a linear operator: :class:`lipcore.jacobian.AttentionJacobian`.
+
+        With a softcap or normalised queries or keys, :class:`lipcore.jacobian.AutogradJacobian`.
+        """
+        return (AutogradJacobian if self.beyond else AttentionJacobian)(self, X)
 
 
 def rotate(vectors: Tensor, angles: Tensor) -> Tensor:

@@ -69,6 +69,11 @@ class AttentionJacobian(LinearOperator):
 
     @torch.no_grad()
     def __init__(self, attention, X: Tensor, *, store: bool | None = None) -> None:
+        if attention.beyond:
+            got = ", ".join(attention.beyond)
+            raise ValueError(
+                f"attention: expected scores (A x + c)·x alone, got {got}: use .jacobian"
+            )
         X = attention.check_input(X).detach()
         *batch, n, d = X.shape
         self._describe(X, batch, (n, d), (n, attention.output_dim))

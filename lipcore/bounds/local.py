@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lipcore.attention import Attention, check_scores, rotate
 from lipcore.bounds._matrices import square_root
-from lipcore.bounds.layer import check_whole_rows, join_heads, output_roots
+from lipcore.bounds.layer import check_covered, join_heads, output_roots
 from lipcore.masks import member
 
 
@@ -157,7 +157,7 @@ class _Heads:
 
 def _in_double(attention: Attention, X: Tensor) -> tuple[Attention, Tensor]:
     """The layer and X (members, n, d) in float64: float32 rounds small covariances to zero."""
-    check_whole_rows(attention)
+    check_covered(attention)
     attention.check_input(X)
     members = X.flatten(0, -3) if X.ndim > 2 else X[None]
     if X.dtype != torch.float64:

@@ -18,7 +18,7 @@ from lipcore.attention import Attention
 from lipcore.bounds._columns import log_column_sum
 from lipcore.bounds._logarithms import log_
 from lipcore.bounds._matrices import product_norm, square_root
-from lipcore.bounds.layer import check_whole_rows, join_heads
+from lipcore.bounds.layer import check_covered, join_heads
 from lipcore.jacobian import AttentionJacobian
 from lipcore.operators import LinearOperator
 from lipcore.spectral import spectral_norm
@@ -350,7 +350,7 @@ def normalised_upper(attention: Attention, norm: Normalisation, *, n: int) -> fl
 
 def _checked(attention: Attention, norm: Normalisation) -> tuple[Attention, Tensor, Tensor, float]:
     """(attention, γ, β, √d) in float64."""
-    check_whole_rows(attention)
+    check_covered(attention)
     if attention.rotary is not None:
         raise ValueError("attention: expected one without rotary positions, got rotary frequencies")
     d = attention.d

@@ -16,13 +16,14 @@ from torch import Tensor, nn
 
 from lipcore.attention import Attention
 from lipcore.models.capture import Call, Captured, captured, record
-from lipcore.models.structure import is_attention, projections
+from lipcore.models.structure import is_attention, norm_role, projections
 
 #: How far the outputs of module and layer may differ, relative to the largest entry.
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-6}
 #: Masks of transformers hide keys by the least number of their precision.
 _HIDDEN = -1e4
 _TOKENS = 5
+_ENTRIES = 2**23  # attention weights that are worked out at a time
 
 
 def from_module(module: nn.Module, *args, **inputs) -> Attention:
@@ -47,8 +48,8 @@ def from_module(module: nn.Module, *args, **inputs) -> Attention:
     Raises
     ------
     ValueError
-        If no reading gives what the module gives: it has more than an Attention has (normalised
-        queries, capped scores, a residual), or hides what it does. Then measure it by autodiff:
+        If no reading gives what the module gives: it has more than an Attention has (a residual, a
+        gate, relative positions inside), or hides what it does. Then measure it by autodiff:
         :func:`lipcore.capture`.
 
     Examples
@@ -95,12 +96,22 @@ def read(fn: Captured) -> Attention:
 
 def _agree(attention: Attention, X: Tensor, Y: Tensor) -> bool:
     try:
-        found = attention(X)
-    except ValueError:  # a mask that does not fit
+        found = _output_of(attention, X)
+    except (ValueError, RuntimeError):  # a mask, or a norm, that does not fit
         return False
     if found.shape != Y.shape:
         return False
     return bool((found - Y).abs().amax() <= TOLERANCE[X.dtype] * Y.abs().amax())
+
+
+def _output_of(attention: Attention, X: Tensor) -> Tensor:
+    """The layer's output, some rows at a time, in memory linear in n."""
+    queries, keys, values = attention.project(attention.check_input(X))
+    n = X.shape[-2]
+    height = max(1, _ENTRIES // queries[..., 0].numel())
+    rows = [slice(start, min(start + height, n)) for start in range(0, n, height)]
+    parts = [attention.row_weights(queries, keys, part) @ values for part in rows]
+    return attention.join_heads(torch.cat(parts, dim=-2), bias=True)
 
 
 def _candidates(module: nn.Module, fn: Captured) -> Iterator[Attention]:
@@ -111,6 +122,9 @@ def _candidates(module: nn.Module, fn: Captured) -> Iterator[Attention]:
         return
     sinks = getattr(module, "sinks", None)
     options = {} if sinks is None else {"sinks": sinks.detach().to(fn.X)}
+    options |= _norms(module)
+    cap = _number(module, "attn_logit_softcapping", "softcap", "logit_softcapping")
+    options |= {"softcap": float(cap)} if cap else {}
     tables = [*_tables(fn, heads)]
     for parts in _weights(module, heads, key_heads):
         k = parts["query"].shape[1]
@@ -122,6 +136,13 @@ def _candidates(module: nn.Module, fn: Captured) -> Iterator[Attention]:
                 yield Attention(**weights, **table, **options, scale=float(scale) * factor)
             except (ValueError, TypeError):  # shapes that do not fit: not this reading
                 continue
+
+
+def _norms(module: nn.Module) -> dict[str, nn.Module]:
+    """What the module normalises each head's queries and keys with."""
+    children = dict(module.named_children())
+    found = {name: norm_role(name) for name in children}
+    return {f"{role}_norm": children[name] for name, role in found.items() if role is not None}
 
 
 def _number(module: nn.Module, *names: str):

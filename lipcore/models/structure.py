@@ -109,6 +109,19 @@ def projections(module: nn.Module) -> dict[str, list[nn.Module]]:
     return found
 
 
+def norm_role(name: str) -> str | None:
+    """Whether a child with this name normalises queries or keys.
+
+    Examples
+    --------
+    >>> norm_role("q_norm"), norm_role("key_layernorm"), norm_role("LayerNorm")
+    ('query', 'key', None)
+    """
+    if not _OF_QUERIES.fullmatch(name):
+        return None
+    return {"q": "query", "k": "key"}.get(name[0].lower())
+
+
 def _kind(module: nn.Module) -> str:
     return type(module).__name__
 

@@ -103,6 +103,29 @@ CASES = {
     ),
     "dimension one": ({"d": 1, "k": 1, "p": 1}, {}, (7,)),
 }
+
+
+def _normalised(gain):
+    return lambda vectors: gain * vectors / vectors.square().mean(-1, keepdim=True).sqrt()
+
+
+#: Layers whose scores are not (A x_i + c)·x_j: their Jacobian is by autodiff.
+BEYOND = {
+    "softcap": ({"heads": 2, "q": 4}, {"softcap": 1.5, "causal": True}, (6,)),
+    "normalised queries and keys, everything": (
+        {"heads": 4, "key_heads": 2, "k": 4, "q": 3, "biases": _ALL_BIASES},
+        {
+            "rotary": _ROTARY,
+            "softcap": 3.0,
+            "sinks": _draw(4),
+            "query_norm": _normalised(2.0),
+            "key_norm": _normalised(_draw(4)),
+            "mask": _some(3, 1, 5, 5),
+        },
+        (2, 3, 5),
+    ),
+    "narrow heads, softcap": ({"d": 20, "heads": 2, "k": 4, "p": 2}, {"softcap": 0.5}, (2, 5)),
+}
 #: Layers whose rows of weights do not sum to one.
 WITH_SINKS = {
     "sinks": ({"heads": 2, "q": 4}, {"sinks": _draw(2)}, (6,)),
@@ -118,7 +141,7 @@ WITH_SINKS = {
 def build_case(name: str, seed: int = 0) -> types.SimpleNamespace:
     """The named layer: ``kwargs`` of the constructor, ``attention``, ``X`` (…, n, d), ``members``."""
     generator = torch.Generator().manual_seed(seed)
-    sizes, options, shape = (CASES | WITH_SINKS)[name]
+    sizes, options, shape = (CASES | WITH_SINKS | BEYOND)[name]
     kwargs = _weights(generator, **sizes) | options
     X = torch.randn(*shape, kwargs["query"].shape[-1], generator=generator, dtype=torch.float64)
     case = types.SimpleNamespace(name=name, kwargs=kwargs, attention=Attention(**kwargs), X=X)
@@ -145,9 +168,15 @@ def case(request) -> types.SimpleNamespace:
     return build_case(request.param)
 
 
-@pytest.fixture(params=[*CASES, *WITH_SINKS])
+@pytest.fixture(params=[*CASES, *WITH_SINKS, *BEYOND])
 def every_case(request) -> types.SimpleNamespace:
-    """The same, and layers whose rows of weights do not sum to one."""
+    """The same, and layers with sinks, or whose Jacobian is by autodiff."""
+    return build_case(request.param)
+
+
+@pytest.fixture(params=[*CASES, *WITH_SINKS])
+def case_in_three_terms(request) -> types.SimpleNamespace:
+    """Every layer whose Jacobian has a closed form."""
     return build_case(request.param)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from lipcore import Attention, attention_map
+from lipcore import Attention, AttentionJacobian, attention_map
 
 
 def loop_attention(kwargs: dict, X: np.ndarray) -> np.ndarray:
@@ -38,11 +38,14 @@ def loop_weights(arrays: dict, X: np.ndarray, h: int, g: int, i: int) -> np.ndar
             "mask" in arrays and not arrays["mask"][h, i, j]
         )
         if visible:
-            query = turned(arrays, affine(arrays, "query", h, X[i]), i)
-            key = turned(arrays, affine(arrays, "key", g, X[j]), j)
+            query = turned(arrays, normed(arrays, "query", affine(arrays, "query", h, X[i])), i)
+            key = turned(arrays, normed(arrays, "key", affine(arrays, "key", g, X[j])), j)
             added = arrays["bias"][h, i, j] if "bias" in arrays else 0.0
             added += arrays["log_weights"][j] if "log_weights" in arrays else 0.0
-            masses[j] = math.exp(scale * query @ key + added)
+            score = scale * query @ key
+            if "softcap" in arrays:
+                score = arrays["softcap"] * math.tanh(score / arrays["softcap"])
+            masses[j] = math.exp(score + added)
     sink = math.exp(arrays["sinks"][h]) if "sinks" in arrays else 0.0
     return masses / (masses.sum() + sink)
 
@@ -50,6 +53,12 @@ def loop_weights(arrays: dict, X: np.ndarray, h: int, g: int, i: int) -> np.ndar
 def affine(arrays: dict, kind: str, head: int, x: np.ndarray) -> np.ndarray:
     bias = arrays[f"{kind}_bias"][head] if f"{kind}_bias" in arrays else 0.0
     return arrays[kind][head] @ x + bias
+
+
+def normed(arrays: dict, kind: str, vector: np.ndarray) -> np.ndarray:
+    if f"{kind}_norm" not in arrays:
+        return vector
+    return arrays[f"{kind}_norm"](torch.from_numpy(vector)).numpy()
 
 
 def turned(arrays: dict, vector: np.ndarray, position: int) -> np.ndarray:
@@ -418,6 +427,21 @@ BAD_INPUT = {
         lambda: Attention.from_matrices(EYE, EYE, sinks=torch.zeros(2)),
         ValueError,
         r"sinks: expected a number below \+infinity for each of 1 heads, got shape \(2,\)",
+    ),
+    "softcap of zero": (
+        lambda: Attention.from_matrices(EYE, EYE, softcap=0.0),
+        ValueError,
+        "softcap: expected a number more than 0, got 0",
+    ),
+    "norm that is none": (
+        lambda: Attention.from_matrices(EYE, EYE, query_norm=3.0),
+        TypeError,
+        "query_norm: expected a callable, got float",
+    ),
+    "three terms of capped scores": (
+        lambda: AttentionJacobian(Attention.from_matrices(EYE, EYE, softcap=1.0), torch.ones(2, 2)),
+        ValueError,
+        r"attention: expected scores \(A x \+ c\)·x alone, got softcap: use .jacobian",
     ),
     "mask a list": (
         lambda: Attention(**FOUR, mask=[[True]]),

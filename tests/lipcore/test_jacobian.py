@@ -79,8 +79,8 @@ def test_adjoint(every_case):
 
 @pytest.mark.parametrize("store", [True, False], ids=["P kept", "P worked out anew"])
 @pytest.mark.parametrize("rows", [1, 2, 64])
-def test_tiles_change_nothing(every_case, monkeypatch, store, rows):
-    case = every_case
+def test_tiles_change_nothing(case_in_three_terms, monkeypatch, store, rows):
+    case = case_in_three_terms
     """Any cut into tiles (one head and a few rows at a time) gives the products of the whole."""
     whole = flat_dense(case.attention.jacobian(case.X))
     monkeypatch.setattr(module, "TILE_BYTES", 1)
@@ -315,7 +315,9 @@ def test_bad_maps(name):
 
 def test_no_derivative_rule():
     """The error says in one line what to change, and at once."""
-    with pytest.raises(NotImplementedError, match=r"has no rule.*Function in it a backward") as caught:
+    with pytest.raises(
+        NotImplementedError, match=r"has no rule.*Function in it a backward"
+    ) as caught:
         AutogradJacobian(_NoRule.apply, torch.ones(3, 2))
     assert "\n" not in str(caught.value)
 

@@ -234,7 +234,9 @@ def test_products_that_do_not_belong_together_are_no_operator(randn):
             return super().matvec(H) / (1000.0 if self.calls > 5 else 1)
 
     with pytest.raises(ValueError, match="operator: expected products with J that repeat"):
-        spectral_norm(Fading(with_spectrum(torch.Generator().manual_seed(1), [3.0, 2.0, 1.0, 0.5, 0.2])))
+        spectral_norm(
+            Fading(with_spectrum(torch.Generator().manual_seed(1), [3.0, 2.0, 1.0, 0.5, 0.2]))
+        )
 
 
 def test_more_probable_is_wider(randn):

@@ -173,19 +173,27 @@ def test_bound_is_sharp_on_random_inputs(case, truth):
     assert (found >= reached * (1 - 1e-9)).all()
 
 
-def test_no_bound_is_claimed_for_layers_with_sinks(make_case):
-    f = make_case("sinks").attention
-    X = make_case("sinks").X
+@pytest.mark.parametrize(
+    ("name", "what"),
+    (
+        ("sinks", "sinks"),
+        ("softcap", "softcap"),
+        ("normalised queries and keys, everything", "sinks, softcap, query_norm, key_norm"),
+    ),
+)
+def test_no_bound_is_claimed_for_what_no_theorem_covers(make_case, name, what):
+    f = make_case(name).attention
+    X = make_case(name).X
     norm = Normalisation("rms", torch.ones(f.d, dtype=F64), torch.zeros(f.d, dtype=F64), 0.0)
     for claim in (
         lambda: local_upper(f, X),
         lambda: local_terms(f, X),
-        lambda: best_upper(attention=f, n=6, radius=1.0),
+        lambda: best_upper(attention=f, n=X.shape[-2], radius=1.0),
         lambda: layer_upper(f, n=6, radius=1.0),
         lambda: score_reach(f, radius=1.0),
         lambda: normalised_upper(f, norm, n=6),
     ):
-        with pytest.raises(ValueError, match="attention: expected one without sinks"):
+        with pytest.raises(ValueError, match=f"attention: expected one without {what}, which"):
             claim()
 
 
