@@ -52,8 +52,7 @@ def undisturbed(device: torch.device) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(_ALONE)
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
+        stack.enter_context(torch.inference_mode(False))  # this lifts no_grad too
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         devices = [device] if device.type == "cuda" else []
         stack.enter_context(torch.random.fork_rng(devices))

@@ -28,6 +28,8 @@ from lipcore.autodiff import Derivative, undisturbed
 ADJOINT_TOLERANCE = 1e-3
 #: How far J[H] may be from a finite difference, relative to it.
 DIFFERENCE_TOLERANCE = {torch.float32: 1e-2, torch.float64: 1e-3}
+#: The same for any map, however little its finite differences can be trusted.
+LARGEST_ERROR = 0.1
 #: Length of the first step, relative to each token, and of those that follow if it does not agree.
 FIRST_STEP = {torch.float32: 1e-3, torch.float64: 1e-6}
 STEPS = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 1e-6, 1e-7)
@@ -171,7 +173,7 @@ def _symptom(f: Derivative, batch: int) -> str | None:
     short = (f.evaluate(f.X + step) - f.value) / length
     wrong, size, rounding = _compared(f, JH, short, length, batch)
     tolerance = DIFFERENCE_TOLERANCE[f.X.dtype]
-    agree = (wrong <= tolerance * size + rounding) & (rounding <= 0.1 * size)
+    agree = (wrong <= tolerance * size + rounding) & (rounding <= LARGEST_ERROR * size)
     if bool(agree.all()) or _differences_agree(f, H, JH, batch):
         return None
     return "a finite difference is not what autodiff gives"
@@ -222,10 +224,10 @@ def _compared(f: Derivative, JH: Tensor, difference: Tensor, length: float, batc
 
 
 def _differences_agree(f: Derivative, H: Tensor, JH: Tensor, batch: int) -> bool:
-    """Whether a central difference of some length is JH, for each member.
+    """Whether the best central difference is JH, for each member, as far as it can be trusted.
 
-    Long ones see curvature and kinks, short ones are lost in rounding: where the two shortest show
-    that the map is not worked out in float64 throughout, agreement may be as poor as in float32.
+    Long ones see curvature and kinks, short ones are lost in rounding, which is that of float32
+    where a map upcasts its softmax: how much shows in the change to the next shorter one.
     """
     found = []
     for length in STEPS:
@@ -234,11 +236,13 @@ def _differences_agree(f: Derivative, H: Tensor, JH: Tensor, batch: int) -> bool
     compared = [_compared(f, JH, fd, step, batch) for fd, step in zip(found, STEPS, strict=True)]
     wrong, size, rounding = compared[0]
     unseen = torch.maximum(wrong, size) <= rounding  # too little to be seen at any length
-    share = torch.stack([wrong / size.clamp(min=1e-300) for wrong, size, _ in compared]).amin(0)
-    noise = _compared(f, found[-2], found[-1], STEPS[-1], batch)[0] / size.clamp(min=1e-300)
-    least = DIFFERENCE_TOLERANCE[f.X.dtype]
-    most = DIFFERENCE_TOLERANCE[torch.float32]
-    return bool((unseen | (share <= noise.clamp(least, most))).all())
+    errors = torch.stack([wrong / size.clamp(min=1e-300) for wrong, size, _ in compared[:-1]])
+    changes = (_inner(x - y, x - y, batch).sqrt() for x, y in itertools.pairwise(found))
+    changes = torch.stack([change / size.clamp(min=1e-300) for change in changes])
+    error, best = errors.min(0)
+    trusted = 3 * changes.gather(0, best[None])[0]
+    trusted = trusted.clamp(DIFFERENCE_TOLERANCE[f.X.dtype], LARGEST_ERROR)
+    return bool((unseen | (error <= trusted)).all())
 
 
 def _why(f: Derivative, batch: int, symptom: str) -> str:

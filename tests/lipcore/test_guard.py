@@ -458,6 +458,26 @@ def test_one_pair_among_many_members_is_seen():
         local_lipschitz(fn, drawn(10, 3, 4))
 
 
+def test_members_that_are_independent_only_in_pairs():
+    """Of two members each would be moved onto itself: the values say that two are not all."""
+    with pytest.raises(ValueError, match="do not influence one another"):
+        local_lipschitz(lambda x: x + 0.1 * x.roll(2, 0), drawn(10, 3, 4))
+
+
+def test_no_false_alarm_where_differences_cannot_be_trusted():
+    """Kinks and quick oscillations after a softmax in float32: no finite difference is right to 1e-3."""
+    V, U = drawn(D, 256, seed=5), drawn(256, D, seed=50) / 16
+
+    def fn(x):
+        return (8 * upcast_softmax(x) @ V).sin().relu() @ U
+
+    X = drawn(3, 6, D, seed=4)
+    found = local_lipschitz(fn, X, tol=1e-8).value
+    assert found.tolist() == pytest.approx([dense(fn, x) for x in X], rel=1e-4)
+    with pytest.raises(ValueError, match=r"hides a part from it \(.*detach"):
+        local_lipschitz(lambda x: fn(x) + fn(x.detach()), X)
+
+
 def test_a_map_for_one_number_of_members():
     scales = torch.arange(1.0, 11).double()[:, None, None]
     found = local_lipschitz(lambda x: scales * x, drawn(10, 3, 4), tol=1e-10)
