@@ -185,7 +185,9 @@ def test_a_figure_is_there_for_light_and_for_dark(book):
 def test_the_figures_are_listed(book):
     page = (book.html / "book" / "index.html").read_text(encoding="utf8")
     (items,) = re.findall(r'<ul class="figure-list[^>]*>(.*?)</ul>', page, re.DOTALL)
-    assert '<a class="reference internal" href="../notebooks/two.html#fig-line">Fig. 1</a>' in items
+    assert (
+        '<a class="reference internal" href="../notebooks/two.html#fig-line">Fig. B.1</a>' in items
+    )
     assert "A line, " in items and "n^2" in items and "It rises" not in items
     assert "mathjax" in page.lower()
 
