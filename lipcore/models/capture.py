@@ -373,7 +373,7 @@ class _Keeper:
     """
 
     def __init__(self) -> None:
-        self._copies: dict[int, tuple[Tensor, int | None, Tensor]] = {}
+        self._copies: dict[tuple, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, value):
         if isinstance(value, Tensor):
@@ -385,12 +385,11 @@ class _Keeper:
         return value if isinstance(value, nn.Module) else copy.deepcopy(value)
 
     def _tensor(self, tensor: Tensor) -> Tensor:
-        version = None if tensor.is_inference() else tensor._version
-        original, before, kept = self._copies.get(id(tensor), (None, None, None))
-        if original is None or before != version or version is None:
-            kept = tensor.detach().clone()
-            self._copies[id(tensor)] = (tensor, version, kept)  # kept alive: no id comes twice
-        return kept
+        version = 0 if tensor.is_inference() else tensor._version  # the former cannot change here
+        place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, version)
+        if place not in self._copies:  # the original is kept alive: no other takes its place
+            self._copies[place] = (tensor, tensor.detach().clone())
+        return self._copies[place][1]
 
 
 def _fresh(value):

@@ -144,6 +144,23 @@ class TestWhereTheBatchIs:
         assert fn.varied == ("query", "key", "value")
         assert_right(fn, X)
 
+    def test_what_a_module_says_of_its_layout_comes_first(self):
+        """Where each token sees itself alone, trying it out would allow either."""
+        module = double(nn.MultiheadAttention(8, 2))
+        x = draw(5, 3, 8)
+        alone = ~torch.eye(5, dtype=torch.bool)
+        _fn, X = capture(module, "", x, x, x, attn_mask=alone)
+        assert X.shape == (3, 5, 8)
+
+    @pytest.mark.parametrize("inference", (False, True))
+    def test_the_same_memory_is_the_same_input(self, inference):
+        module = double(nn.MultiheadAttention(8, 2, batch_first=True))
+        with torch.inference_mode(inference):
+            x = draw(3, 5, 8)
+        fn, X = capture(module, "", x, x.view_as(x), x[:])
+        assert fn.varied == ("query", "key", "value")
+        assert_right(fn, X)
+
     def test_layout_that_nothing_tells(self):
         attention = double(nn.MultiheadAttention(8, 2))
 

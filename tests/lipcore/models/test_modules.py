@@ -125,6 +125,17 @@ def test_what_differs_is_seen(wrong):
         from_module(module)
 
 
+def test_what_differs_only_elsewhere_is_seen():
+    class ClippedAttention(OwnAttention):
+        def forward(self, x):
+            return super().forward(x) + 100 * torch.relu(x.abs() - 1)
+
+    module = double(ClippedAttention())
+    X = draw(2, 5, 8).sign()  # there it clips nothing
+    with pytest.raises(ValueError, match=r"ClippedAttention.* does more than"):
+        from_module(module, X)
+
+
 transformers = pytest.importorskip("transformers", reason="needs lipcore[models]")
 
 from tiny_models import EAGER_ONLY, RUNS, inputs_of, tiny_model  # noqa: E402
