@@ -234,7 +234,7 @@ def captured(call: Call, name: str | None = None) -> Captured:
     if not tensors:
         raise TypeError(f"name: expected a floating-point tensor to enter {call.name!r}, none does")
     raw = tensors[next(iter(tensors)) if name is None else name]
-    varied = tuple(other for other, tensor in tensors.items() if _is_same(tensor, raw))
+    varied = tuple(other for other, tensor in tensors.items() if tensor is raw)
     fn = Captured(call, varied)
     with torch.no_grad(), slow_path():
         again = call.run(dict.fromkeys(varied, raw.clone()))
@@ -369,7 +369,7 @@ def first_tensor(output, name: str) -> tuple[str, Tensor]:
 class _Keeper:
     """Copies of what entered submodules, lest the running model changes it in place afterwards.
 
-    A tensor that enters several of them unchanged, such as a mask, is copied once.
+    What is the same memory stays so: a mask that enters several of them unchanged is copied once.
     """
 
     def __init__(self) -> None:
@@ -410,11 +410,6 @@ def _parameters(module: nn.Module) -> list[str]:
     kinds = (*kinds, inspect.Parameter.KEYWORD_ONLY)
     signature = inspect.signature(module.forward)
     return [name for name, parameter in signature.parameters.items() if parameter.kind in kinds]
-
-
-def _is_same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are the same entries in memory."""
-    return (a.data_ptr(), a.shape, a.stride()) == (b.data_ptr(), b.shape, b.stride())
 
 
 def _nearest(name: str, modules: Iterable[str]) -> str:
