@@ -155,9 +155,10 @@ def _plan_of_costs(a: np.ndarray, b: np.ndarray, distances: np.ndarray, p: float
     # matter: they may cost less than they do, which a bound from below allows; but if they become
     # so cheap that they are used, they must cost more.
     cap = 2 * cost[plan > 0].max()
+    rounding = cap * sum(cost.shape) * np.finfo(float).eps
     while True:
         plan, value, gap = _plan_and_gap(a, b, cost, cap=cap)
-        if gap <= DUALITY_GAP * value + cap * sum(cost.shape) * np.finfo(float).eps:
+        if gap <= DUALITY_GAP * value + rounding:
             return plan
         if cap >= 1:
             raise RuntimeError(

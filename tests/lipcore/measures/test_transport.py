@@ -104,6 +104,18 @@ def test_one_far_point_does_not_cost_the_digits_of_the_others(far):
         assert wasserstein(DiscreteMeasure(X), DiscreteMeasure(Y)) == pytest.approx(best, rel=1e-7)
 
 
+@pytest.mark.parametrize("far", [1e5, 1e7, 1e9])
+def test_beside_a_far_point_no_plan_is_given_up(far):
+    """Far ways that count as twice the longest are too cheap at times, and are asked for again at more."""
+    for seed in (15, 22, 26, 43, 59):
+        X, Y = draw(seed, 12, 2), draw(seed + 500, 12, 2)
+        X[0, 0] = Y[0, 0] = far
+        near = torch.cdist(X[1:], Y[1:]).square().numpy()
+        total = near[linear_sum_assignment(near)].sum() + (X[0] - Y[0]).square().sum().item()
+        found = wasserstein(DiscreteMeasure(X), DiscreteMeasure(Y))
+        assert found == pytest.approx(math.sqrt(total / 12), rel=1e-7)
+
+
 @pytest.mark.parametrize("n", [2, 3, 7, 50])
 def test_a_measure_is_at_distance_zero_from_itself(n):
     for seed in range(5):
