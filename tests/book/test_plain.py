@@ -165,3 +165,11 @@ def test_a_figure_has_its_caption_under_it():
     cell = new_code_cell("draw()", metadata={"mystnb": figure})
     assert [c.source for c in caption(cell, {"fig-a": "1.2"}.get)] == ["*Figure 1.2.* A *line*."]
     assert caption(new_code_cell("1"), {}.get) == []
+
+
+def test_a_card_keeps_its_title_and_words_and_neither_columns_nor_picture():
+    card = ":::{grid-item-card} A card\n```{glue:figure} small\n:alt: A curve.\n```\nWords.\n:::"
+    assert (
+        Converter().convert(f"::::{{grid}} 1 1 2 2\n{card}\n::::").split()
+        == "**A card** Words.".split()
+    )

@@ -14,6 +14,7 @@ from pathlib import Path
 import nbformat
 from sphinx.application import Sphinx
 
+from .citations import author_year
 from .execution import executed_notebook
 from .plain import Converter
 
@@ -71,17 +72,8 @@ class References:
         return text if explicit else f"`{name.lstrip('~!')}`"
 
     def _citation(self, role: str, keys: str) -> str:
-        cited = []
-        for key in (k.strip() for k in keys.split(",")):
-            entry = self.bibliography.get(key)
-            if entry is None:
-                cited.append((key, ""))
-                continue
-            names = [
-                " ".join(p.last_names) or " ".join(p.first_names) for p in entry.persons["author"]
-            ]
-            who = " and ".join(names) if len(names) <= 2 else f"{names[0]} et al."
-            cited.append((who, entry.fields.get("year", "")))
+        entries = [self.bibliography.get(key.strip()) for key in keys.split(",")]
+        cited = [author_year(entry) for entry in entries if entry is not None]
         if role in ("cite:t", "cite:ts", "cite:ct"):
             return ", ".join(f"{who} ({year})" for who, year in cited)
         return "(" + "; ".join(f"{who}, {year}" for who, year in cited) + ")"
@@ -220,6 +212,8 @@ def convert(app: Sphinx, docname: str) -> nbformat.NotebookNode:
     ]
     for index, cell in enumerate(cells):
         cell["id"] = f"cell-{index}"
+        for output in cell.get("outputs", []):  # the page offers it, a notebook shows the SVG
+            output.get("data", {}).pop("application/pdf", None)
         if cell.cell_type == "markdown":
             cell.source = converter.convert(cell.source)
             continue

@@ -100,6 +100,8 @@ class Converter:
                 "*(Here the published book has a picture that can be moved with the mouse.)*",
                 "",
             ]
+        if name == "glue:figure":  # the picture is among the outputs
+            return [""]
         if name in GENERATED:
             return ["*(This part is generated: see the page in the published book.)*", ""]
         inner = self._blocks(content)
@@ -120,7 +122,8 @@ class Converter:
                 "",
             ]
         if name in CONTAINERS:
-            return ["", *([f"**{argument}**", ""] if argument else []), *inner, ""]
+            title = [] if name == "grid" else [argument]  # of a grid, its columns
+            return ["", *(f"**{words}**\n" for words in filter(None, title)), *inner, ""]
         if name in QUOTED or (name.startswith("prf:") and name != "prf:proof"):
             return ["", *quoted([f"**{heading}.**", "", *inner]), ""]
         if name in ("exercise", "exercise-start"):
