@@ -19,7 +19,8 @@ from lipcore.bounds._columns import log_column_sum
 from lipcore.bounds._logarithms import log_
 from lipcore.bounds._matrices import product_norm, square_root
 from lipcore.bounds.layer import join_heads
-from lipcore.jacobian import AttentionJacobian, LinearOperator
+from lipcore.jacobian import AttentionJacobian
+from lipcore.operators import LinearOperator
 from lipcore.spectral import spectral_norm
 
 _BISECTIONS = 200  # halvings of the multiplier's bracket: down to rounding
