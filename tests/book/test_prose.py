@@ -40,7 +40,6 @@ ALLOWED = {
         "three times lower": "description of a picture",
     },
     "20_zoo_of_attentions": {"ten per cent": "asked in an exercise", "Ten per cent": "the same"},
-    "attack": {"three times finer": "how the search is run"},
     "index": {"thousands of times larger": "order of magnitude, in words"},
 }
 
