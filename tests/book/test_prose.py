@@ -35,7 +35,6 @@ ALLOWED = {
     "18_every_regime": {"1.25": "lines drawn for reference", "1.5": "the same", "2.5": "the same"},
     "19_why_it_grows": {"0.03": "tolerance that a cell asserts"},
     "20_zoo_of_attentions": {"ten per cent": "asked in an exercise", "Ten per cent": "the same"},
-    "attack": {"three times finer": "how the search is run"},
     "index": {"thousands of times larger": "order of magnitude, in words"},
 }
 
