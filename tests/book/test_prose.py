@@ -15,7 +15,6 @@ PAGES = sorted([*(ROOT / "notebooks").glob("*.md"), *(ROOT / "book").glob("*.md"
 EVERYWHERE = {"95 %": "level of intervals"}
 ALLOWED = {
     "01_attention_as_a_map": {"hundred times over": "a manner of speaking: depth of models"},
-    "02_jacobian": {"eight times as": "scale of a drawing"},
     "03_spectral_norm": {"0.999": "probability of the certificate, asked for"},
     "04_measures_and_transport": {"80 %": "width of a band, chosen"},
     "08_large_radius": {"0.95": "threshold, chosen"},
