@@ -296,9 +296,17 @@ def _lanczos(J: _FlatOperator, v_1: Tensor, tol: float, max_iterations: int, ove
         if k == steps or not running.any():
             return _summary(J, V[:k], d, t, iterations, ~running, overlap)
         v_k = _divided(w, beta_k)
-        V = torch.cat([V, torch.empty_like(V)]) if k == len(V) else V
+        if k == len(V):
+            V = _with_room(V)
         V[k] = v_k
         u_k = torch.addcmul(J.matvec(v_k), beta_k, u_k, value=-1)  # J v_{k+1} − β_k u_k
+
+
+def _with_room(V: Tensor) -> Tensor:
+    """The same vectors at the head of twice the space; what is not written takes no memory yet."""
+    roomy = V.new_empty(2 * len(V), *V.shape[1:])
+    roomy[: len(V)] = V
+    return roomy
 
 
 def _summary(J, V, d, t, iterations, converged, overlap) -> dict[str, Tensor]:

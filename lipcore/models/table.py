@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 #: Columns that are shown in any case.
 KEPT = ("layer", "sigma")
+#: Characters in a line of what stands above a table.
+WIDTH = 80
 
 
 @dataclass(eq=False)
@@ -72,7 +75,7 @@ class Table:
         return list(self.rows[0]) if self.rows else []
 
     def _shown(self) -> tuple[str, list[list[str]]]:
-        """The title, with what all rows have in common, and the cells of what differs."""
+        """The title and what all rows have in common, and the cells of what differs."""
         rows = [{name: show(value) for name, value in row.items()} for row in self.rows]
         alike = {}
         if len(rows) > 1:
@@ -84,7 +87,8 @@ class Table:
 
     def __repr__(self) -> str:
         title, cells = self._shown()
-        lines = [title, *(aligned(cells, str.ljust) if self.rows else [])]
+        lines = wrap(title, WIDTH, break_long_words=False, break_on_hyphens=False)
+        lines += aligned(cells, str.ljust) if self.rows else []
         return "\n".join(lines if self.complete else [*lines, "interrupted: there are more"])
 
     def _repr_html_(self) -> str:
