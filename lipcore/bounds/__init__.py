@@ -22,6 +22,7 @@ from lipcore.bounds.layer import layer_upper, score_reach
 from lipcore.bounds.local import local_terms, local_upper, nonnegative_norm_upper
 from lipcore.bounds.lower import (
     adversarial_lower,
+    best_lower,
     masked_lower,
     refined_lower,
     score_gap_lower,
@@ -78,6 +79,7 @@ __all__ = [
     "NormalisedReach",
     "PreNormJacobian",
     "adversarial_lower",
+    "best_lower",
     "best_upper",
     "castin2024_released_compute_bound",
     "causal_average_norm",

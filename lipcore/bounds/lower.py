@@ -1,7 +1,8 @@
 r"""Lower bounds: what the constructions of chapter 6 reach (as inputs: :mod:`lipcore.adversarial`).
 
-The first four have one distinguished token, seen by all others with weight w. In the last, a query
-is balanced between two tokens: chapter 6 calls it torn. Sizes are keyword-only: ``n`` tokens of
+The first four have one distinguished token, seen by all others with weight w. In the fifth, a query
+is balanced between two tokens: chapter 6 calls it torn. :func:`best_lower` takes the best of all,
+with as many copies as suit n. Sizes are keyword-only: ``n`` tokens of
 norm at most ``radius`` :math:`= R`; ``gamma`` :math:`= \max(-\gamma_{\min}, \gamma_{\max}/8)` over
 the real eigenvalues of A (:func:`~lipcore.bounds.eigen_gamma`); ``norm_v`` and ``norm_vu`` are ‖V‖₂
 and ‖Vu‖, u the unit eigenvector.
@@ -30,6 +31,10 @@ from lipcore.bounds.gap import score_gap
 
 #: Terms of a slowly varying sum that are added one by one; the rest is Euler–Maclaurin's integral.
 _TERMS = 256
+#: Places on the way from the crowd to the distinguished token that are tried.
+_SHARES = 64
+#: Longer inputs only repeat their tokens.
+_MOST = 10**300
 
 
 def adversarial_lower(
@@ -122,15 +127,70 @@ def score_gap_lower(*, n: int, radius: float, A: Tensor, V: Tensor, log: bool = 
     return finish(log_times(log_(n - 1) / 2, log_w, log_moved), log)
 
 
+def best_lower(
+    *, A: Tensor, V: Tensor, radius: float, n: int | None = None, log: bool = False
+) -> float:
+    r"""The largest constant that the constructions reach: the counterpart of :func:`best_upper`.
+
+    The maximum of ‖V‖, of :func:`torn_lower`, and of a crowd that looks at m copies of one token
+    (:prf:ref:`thm-lower-copies`): with :math:`x_2 = Ru` at the score gap, x_1 any share τ of the way
+    to :math:`R\,Au/\|Au\|`, and :math:`\rho = m/(n-m)`,
+
+    .. math:: \mathrm{Lip}(f|B_R^n) \ge \frac{W}{\sqrt\rho}\,
+        \big\| V\big(I + (1-W)(x_1-x_2)(Ax_2)^\top\big) \big\|_2, \qquad
+        W = \frac{\rho}{\rho + e^{-\tau g^*}} .
+
+    For V = I in dimension two or more, and n ≥ 3, its quotient by :func:`best_upper` is bounded
+    away from zero whatever A, R, d and n are (:prf:ref:`thm-every-rate`).
+
+    Parameters
+    ----------
+    A, V : Tensor, shapes (d, d) and (p, d)
+    radius : float
+    n : int, optional
+        Number of tokens; left out, any number: a lower bound of the mean-field constant.
+    log : bool
+        Whether to return the logarithm of the bound.
+
+    Returns
+    -------
+    float
+
+    Raises
+    ------
+    ValueError, TypeError
+        If A and V do not fit, n is not a whole number of at least one, or the radius is negative or
+        not finite.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from lipcore.bounds import best_upper
+    >>> head = {"A": -3 * torch.eye(2), "V": torch.eye(2), "radius": 1.0}
+    >>> round(best_upper(**head) / best_lower(**head), 2)
+    1.06
+    """
+    n = None if n is None else check_count("n", n)
+    radius = check_number("radius", radius, minimum=0)
+    A, V = check_head(A, V)
+    found = [log_(torch.linalg.matrix_norm(V.double(), 2).item())]
+    if n != 1 and radius > 0 and bool(A.any()):
+        found.append(_log_copies(A.double(), V.double(), n, radius))
+        best = _balanced(A, V, n, radius)
+        found.append(-math.inf if best is None else best[1])
+    return finish(max(found), log)
+
+
 def torn_lower(*, n: int, radius: float, A: Tensor, V: Tensor, log: bool = False) -> float:
     r"""Balanced queries: of order a√n for V = I and log n ≤ a/10 (:prf:ref:`thm-torn`).
 
-    .. math:: \mathrm{Lip}(f|B_R^n) \ge \sqrt{2(n-2)}\; p\, t\beta R^2 \|Av\|\, \|Ve\|, \qquad
-        p = \frac{1}{2+(n-2)e^{-tR^2(\alpha\|Av\| - t\,v\cdot Av)}},
-        \quad \alpha^2+\beta^2=1,\; e\perp Av,
+    .. math:: \mathrm{Lip}(f|B_R^n) \ge \sqrt{2q}\; p\, t\beta R^2 \|Av\|\, \|Ve\|, \qquad
+        p = \frac{1}{2+q\,e^{-tR^2(\alpha\|Av\| - t\,v\cdot Av)}},
+        \quad q = \frac{n-2m}{m},\quad \alpha^2+\beta^2=1,\; e\perp Av,
 
-    with the v among A's right singular vectors, and α, t ∈ (0, 1], that give most. Zero where d = 1
-    or n ≤ 2: there is no such input. A : Tensor, shape (d, d). V : Tensor, shape (p, d).
+    with the v among A's right singular vectors and the score gap's u, the α, t ∈ (0, 1] and the
+    number m of copies that give most. Zero where d = 1 or n ≤ 2: there is no such input.
+    A : Tensor, shape (d, d). V : Tensor, shape (p, d).
 
     Examples
     --------
@@ -144,7 +204,7 @@ def torn_lower(*, n: int, radius: float, A: Tensor, V: Tensor, log: bool = False
 
 
 def torn_inputs(A: Tensor, n: int, radius: float, *, V: Tensor | None = None) -> Tensor:
-    """Two tokens far apart, then n − 2 queries balanced between them (:prf:ref:`thm-torn`).
+    """Two tokens far apart, perhaps repeated, then queries balanced between them (:prf:ref:`thm-torn`).
 
     Parameters
     ----------
@@ -177,38 +237,86 @@ def torn_inputs(A: Tensor, n: int, radius: float, *, V: Tensor | None = None) ->
     if best is None:
         shape = tuple(A.shape)
         raise ValueError(f"A: expected a matrix other than zero, of at least two rows, got {shape}")
-    pair, query = best[0].split([2, 1])
-    return radius * torch.cat([pair, query.expand(n - 2, -1)]).to(A.dtype)
+    (first, second, query), _, copies = best
+    repeats = torch.tensor([copies, copies, n - 2 * copies], device=A.device)
+    tokens = torch.stack([first, second, query])
+    return radius * tokens.repeat_interleave(repeats, dim=0).to(A.dtype)
 
 
-def _balanced(A: Tensor, V: Tensor, n: int, radius: float) -> tuple[Tensor, float] | None:
-    """The tokens x_1/R, x_2/R, x_3/R with the best v, α, t of a grid, and log of what they reach.
+def _log_copies(A: Tensor, V: Tensor, n: int | None, radius: float) -> float:
+    """log of the best over the share τ of the way and the number of copies of x_1."""
+    gap, u = score_gap(A)
+    image = A @ u
+    size = image.norm().item()
+    first = image / size
+    log_square = 2 * math.log(radius)
+    tau = torch.linspace(1 / _SHARES, 1, _SHARES, dtype=A.dtype, device=A.device)[:, None]
+    lead = tau * exp(log_(gap) + log_square)
+    log_rho = _log_copy_ratios(n, lead, torch.linspace(-4, 4, 33, dtype=A.dtype, device=A.device))
+    log_w = -torch.nn.functional.softplus(-lead - log_rho)
+    rest = torch.sigmoid(-lead - log_rho)  # 1 − W
+    reached = log_w - log_rho / 2
+    slope = tau * rest * exp(log_square + math.log(size))  # of the rank one part
+    along = torch.linalg.vector_norm(V @ first + slope[..., None] * (V @ (first - u)), dim=-1)
+    across = torch.linalg.matrix_norm(V - torch.outer(V @ first, first), 2)
+    best = int((reached + torch.maximum(along, across).log()).argmax())
+    rank_one = torch.outer(V @ (first - u), first)
+    moved = V + slope.flatten()[best] * rank_one
+    return reached.flatten()[best].item() + log_(torch.linalg.matrix_norm(moved, 2).item())
+
+
+def _log_copy_ratios(n: int | None, lead: Tensor, offsets: Tensor) -> Tensor:
+    """log m/(n−m) for numbers m of copies near those for which W is one half; all, for measures."""
+    log_rho = offsets - lead
+    if n is None:
+        return log_rho
+    n = float(min(n, _MOST))
+    copies = (n * torch.sigmoid(log_rho)).round().clamp(1, max(n // 2, 1))
+    return copies.log() - (n - copies).log()
+
+
+def _balanced(
+    A: Tensor, V: Tensor, n: int | None, radius: float
+) -> tuple[Tensor, float, int] | None:
+    """(x_1/R, x_2/R, x_3/R) with the best v, α, t of a grid, log of what they reach, and copies.
 
     None where there is no balanced query.
     """
     A, V = check_head(A, V)
+    A = A.double()
     radius = check_number("radius", radius, minimum=0)
-    left, sizes, right = torch.linalg.svd(A.double())
-    if len(A) < 2 or n < 3 or sizes[0] == 0 or radius == 0:
+    _, sizes, right = torch.linalg.svd(A)
+    if len(A) < 2 or (n is not None and n < 3) or sizes[0] == 0 or radius == 0:
         return None
-    keep = sizes > 1e-9 * sizes[0]
-    left = left.mT[keep]
-    sizes = sizes[keep]
-    right = right[keep]  # A right_k = sizes_k left_k
-    across, reached = _across(V.double(), left)
-    own = (right * left).sum(-1)  # v·Av / ‖Av‖
+    crowd = torch.cat([right[sizes > 1e-9 * sizes[0]], score_gap(A)[1][None]])
+    image = crowd @ A.mT
+    sizes = image.norm(dim=-1)
+    lead = image / sizes[:, None]
+    across, reached = _across(V.double(), lead)
+    own = (crowd * lead).sum(-1)  # v·Av / ‖Av‖
     angle = torch.linspace(0.01, math.pi / 2, 150, dtype=sizes.dtype, device=A.device)
     angle = angle[:, None, None]
     t = torch.linspace(0.01, 1, 100, dtype=sizes.dtype, device=A.device)[:, None]
     log_size = sizes.log() + 2 * math.log(radius)
-    lead = t * (angle.cos() - t * own) * log_size.exp()  # of the pair's scores above a query's own
-    log_p = -torch.logaddexp(torch.full_like(lead, math.log(2)), log_(n - 2) - lead)
-    value = log_p + (t * angle.sin()).log() + log_size + reached.log()
+    leads = t * (angle.cos() - t * own) * log_size.exp()  # of the pair's scores over a query's own
+    log_q, copies = _log_crowds(n, leads)
+    log_p = -torch.logaddexp(torch.full_like(leads, math.log(2)), log_q - leads)
+    value = log_p + (math.log(2) + log_q) / 2 + (t * angle.sin()).log() + log_size + reached.log()
     first, second, k = torch.unravel_index(value.argmax(), value.shape)
-    along = angle[first].cos() * left[k]
+    along = angle[first].cos() * lead[k]
     aside = angle[first].sin() * across[k]
-    tokens = torch.stack([(along + aside)[0], (along - aside)[0], t[second] * right[k]])
-    return tokens, value[first, second, k].item() + math.log(2 * (n - 2)) / 2
+    tokens = torch.stack([(along + aside)[0], (along - aside)[0], t[second] * crowd[k]])
+    return tokens, value[first, second, k].item(), int(copies[first, second, k])
+
+
+def _log_crowds(n: int | None, leads: Tensor) -> tuple[Tensor, Tensor]:
+    """log q and m: crowds of q tokens a copy, near the best q = 2e^lead, from m copies of n tokens."""
+    log_q = math.log(2) + leads
+    if n is None:
+        return log_q, torch.zeros_like(leads)
+    n = float(min(n, _MOST))
+    copies = (n / (2 + log_q.exp())).round().clamp(1, max((n - 1) // 2, 1))
+    return (n - 2 * copies).log() - copies.log(), copies
 
 
 def _across(V: Tensor, lead: Tensor) -> tuple[Tensor, Tensor]:
