@@ -1,8 +1,9 @@
-"""Claims with their evidence, as the executed pages of the book state them.
+"""What a page of the book claims and what it has checked, with the evidence.
 
 A page that proves, checks or refutes something ends a cell with a :class:`Claim`. The claim refuses
-evidence that contradicts it, shows itself on the page, and carries a machine-readable copy from
-which the book's scoreboard is collected.
+evidence that contradicts it. A cell that only compares ends with a :class:`Checked`, one sentence.
+Both leave a machine-readable copy in the notebook: from it the build writes the foot of a theorem's
+box, the line above a folded check, and the scoreboard.
 """
 
 from __future__ import annotations
@@ -14,23 +15,30 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from lipcore.lab.numbers import power
+
 __all__ = [
+    "CHECKED_TYPE",
     "MIME_TYPE",
     "RATIO_TOLERANCE",
     "SOURCES",
     "STATUSES",
+    "Checked",
     "Claim",
+    "checked",
     "claim",
     "format_ratio",
 ]
 
 MIME_TYPE = "application/vnd.lipcore.claim+json"
+CHECKED_TYPE = "application/vnd.lipcore.checked+json"
 STATUSES = ("proved", "checked", "fails", "open")  # from the strongest down
 SOURCES = ("paper", "book")  # or the key of a work in the bibliography
 RATIO_TOLERANCE = 1e-9  # relative rounding error allowed to a ratio that should not pass 1
 
 _KEY = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _CITATION = re.compile(r"[a-z]+[0-9]{4}[a-z0-9]*")
+_LABEL = re.compile(r"[a-z]+(-[a-z0-9]+)+")
 # Mathematics in a statement.
 MATHS = re.compile(r"\$([^$]+)\$")
 
@@ -55,6 +63,9 @@ class Claim:
         over the truth.
     witness : str, optional
         For ``"fails"``: an input on which the statement is false, in one sentence.
+    theorem : str, optional
+        Label of the theorem on the same page that says this, such as ``"thm-sqrt-n"``; the book
+        shows the claim in the theorem's box.
 
     Raises
     ------
@@ -78,6 +89,7 @@ class Claim:
     status: str
     ratio: float | None = None
     witness: str | None = None
+    theorem: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse a claim without meaning, and one that its own evidence contradicts."""
@@ -113,12 +125,21 @@ class Claim:
         return {"text/html": self._repr_html_(), "text/plain": str(self), MIME_TYPE: asdict(self)}
 
 
-def claim(key: str, statement: str, *, source: str, status: str, ratio=None, witness=None) -> Claim:
+def claim(
+    key: str,
+    statement: str,
+    *,
+    source: str,
+    status: str,
+    ratio=None,
+    witness: str | None = None,
+    theorem: str | None = None,
+) -> Claim:
     """Make a :class:`Claim` from any number of observed ratios.
 
     Parameters
     ----------
-    key, statement, source, status, witness
+    key, statement, source, status, witness, theorem
         The fields of :class:`Claim`.
     ratio : float or nested sequence or array or tensor of floats, optional
         Observed values of what should not pass 1; the largest counts.
@@ -139,20 +160,88 @@ def claim(key: str, statement: str, *, source: str, status: str, ratio=None, wit
     0.75
     """
     largest = None if ratio is None else _largest(ratio)
-    return Claim(key, statement, source, status, largest, witness)
+    return Claim(key, statement, source, status, largest, witness, theorem)
 
 
-def format_ratio(ratio: float) -> str:
-    """Return a ratio with four digits, rounded so that one below 1 never reads as 1.
+@dataclass(frozen=True)
+class Checked:
+    """One sentence that says what a cell has checked, and how close it came.
+
+    Parameters
+    ----------
+    text : str
+        The sentence; mathematics between dollars.
+
+    Raises
+    ------
+    ValueError
+        If there is no sentence, or a dollar without its pair.
+    """
+
+    text: str
+
+    def __post_init__(self) -> None:
+        """Refuse what is no sentence."""
+        if not isinstance(self.text, str) or not self.text.strip():
+            raise ValueError(
+                f"text must be a sentence that says what was checked, got {self.text!r}"
+            )
+        if self.text.count("$") % 2:
+            raise ValueError(f"text has an unpaired dollar: {self.text!r}")
+
+    def __str__(self) -> str:
+        """Return one line of text."""
+        return f"✓ {self.text}"
+
+    def _repr_html_(self) -> str:
+        """Return one line whose mathematics is typeset in Jupyter."""
+        return f'<p class="checked tex2jax_process">✓ {_typeset(self.text)}</p>'
+
+    def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, Any]:
+        """Return the line as HTML, as text, and as data for the build."""
+        return {
+            "text/html": self._repr_html_(),
+            "text/plain": str(self),
+            CHECKED_TYPE: asdict(self),
+        }
+
+
+def checked(text: str) -> Checked:
+    """Say what a cell has checked: the last expression of the cell.
+
+    Parameters
+    ----------
+    text : str
+        One sentence; mathematics between dollars.
+
+    Returns
+    -------
+    Checked
+
+    Raises
+    ------
+    ValueError
+        If :class:`Checked` refuses it.
 
     Examples
     --------
-    >>> format_ratio(0.99999), format_ratio(1.0), format_ratio(7.73961), format_ratio(1.2e-9)
-    ('0.9999', '1', '7.74', '1.2e-09')
+    >>> print(checked("The formula and automatic differentiation agree to " + power(3e-11) + "."))
+    ✓ The formula and automatic differentiation agree to 3×10⁻¹¹.
     """
-    if 0.9999 < ratio < 1:
-        return "0.9999"
-    return f"{ratio:.4g}"
+    return Checked(text)
+
+
+def format_ratio(ratio: float) -> str:
+    """Return a ratio with three digits, and so that one below 1 never reads as 1.
+
+    Examples
+    --------
+    >>> format_ratio(0.93112), format_ratio(0.99999), format_ratio(1.0), format_ratio(1.2e-9)
+    ('0.931', '0.9999', '1', '1×10⁻⁹')
+    """
+    if 0.999 < ratio < 1:  # downwards
+        return f"{math.floor(1e4 * ratio) / 1e4:g}"
+    return power(ratio) if 0 < ratio < 1e-3 or ratio >= 1e3 else f"{ratio:.3g}"
 
 
 def _check_words(item: Claim) -> None:
@@ -170,6 +259,11 @@ def _check_words(item: Claim) -> None:
         )
     if item.status not in STATUSES:
         raise ValueError(f"{refused} status must be one of {STATUSES}, got {item.status!r}")
+    if item.theorem is not None and not _LABEL.fullmatch(str(item.theorem)):
+        raise ValueError(
+            f"{refused} theorem must be the label of a theorem such as 'thm-sqrt-n', "
+            f"got {item.theorem!r}"
+        )
 
 
 def _check_ratio(item: Claim) -> None:

@@ -76,8 +76,21 @@ print("value", VALUE)
 ```
 
 ```{code-cell} python3
-from lipcore.lab.claims import claim
-claim("growth", "The norm is at most $2\\sqrt{n}$.", source="paper", status="proved", ratio=[0.25, 0.5])
+:tags: [remove-input]
+from lipcore.lab.claims import checked, claim
+claim("growth", "The norm is at most $2\\sqrt{n}$.", source="paper", status="proved",
+      ratio=[0.25, 0.5], theorem="thm-growth")
+```
+
+```{code-cell} python3
+:tags: [check]
+assert 1 + 1 == 2
+checked("One and one are $2$.")
+```
+
+```{code-cell} python3
+:tags: [remove-input]
+claim("shrinks", "The norm is below $1$.", source="book", status="fails", ratio=3.0, witness="$x = 3$")
 ```
 """,
     "notebooks/two.md": NOTEBOOK

@@ -7,6 +7,7 @@ from importlib import metadata
 
 import nbformat
 import yaml
+from lxml.html import HtmlElement, fromstring
 
 CELL = "\n```{{code-cell}} python3\n{}\n```\n"
 
@@ -39,6 +40,24 @@ READING = [
         )
         * 2,
         "claim 'again' is stated 2 times on one page",
+    ),
+    (
+        "notebooks/two.md",
+        CELL.format(
+            "from lipcore.lab.claims import checked, claim\n"
+            "claim('lost', 'Lost.', source='book', status='checked', theorem='thm-growth')"
+        ),
+        "claim 'lost': there is no theorem 'thm-growth' on this page",
+    ),
+    (
+        "notebooks/two.md",
+        CELL.format(":tags: [check]\nassert 1 + 1 == 2"),
+        "a cell with the tag check must end with checked",
+    ),
+    (
+        "notebooks/two.md",
+        CELL.format("checked('Seen by all.')"),
+        "“Seen by all.” needs a cell with the tag check",
     ),
     ("book/index.md", "\nSee {prf:ref}`thm-missing`.\n", "thm-missing"),
     ("book/index.md", "\nSee [there](missing.md).\n", "missing.md"),
@@ -157,13 +176,46 @@ def test_the_search_knows_the_index(book):
     assert "‖x‖₂" in found["indexentries"]
 
 
-def test_the_scoreboard_shows_a_planted_claim(book):
+def tree(book, page: str) -> HtmlElement:
+    return fromstring((book.html / f"{page}.html").read_text(encoding="utf8"))
+
+
+def test_the_scoreboard_shows_every_claim(book):
     board = (book.html / "book" / "scoreboard.html").read_text(encoding="utf8")
-    assert "1 claim: 1 proved." in board
+    assert "2 claims: 1 proved, 1 fails." in board
     assert "\\(2\\sqrt{n}\\)" in board and "0.5" in board
     assert 'href="../notebooks/one.html#claim-growth"' in board
     assert 'id="claim-growth"' in (book.html / "notebooks" / "one.html").read_text(encoding="utf8")
     assert "mathjax" in board, "its mathematics needs MathJax"
+
+
+def test_a_claim_stands_in_the_box_of_its_theorem(book):
+    page = tree(book, "notebooks/one")
+    theorem = page.get_element_by_id("thm-growth")
+    line = theorem.get_element_by_id("claim-growth")
+    words = " ".join(line.text_content().split())
+    assert words.startswith("Proved here · closest call seen: 0.5 · Castin et al. ")
+    links = [link.get("href") for link in line.iter("a")]
+    assert [link.split("#")[0] for link in links] == [
+        "../book/bibliography.html",
+        "../book/scoreboard.html",
+    ]
+    assert "2\\sqrt" not in page.get_element_by_id("one").text_content(), "it is not said twice"
+
+
+def test_a_claim_without_a_theorem_is_a_box(book):
+    box = tree(book, "notebooks/one").get_element_by_id("claim-shrinks")
+    words = " ".join(box.text_content().split())
+    assert words.startswith("Fails: The norm is below \\(1\\).") and "Witness: \\(x = 3\\)" in words
+    assert words.endswith("largest ratio seen: 3 · this book · scoreboard")
+    assert box.getparent().tag == "section", "it stands on the page, not in the output of a cell"
+
+
+def test_a_check_is_folded_under_what_it_found(book):
+    (fold,) = tree(book, "notebooks/one").xpath("//details[@class='check']")
+    title, code = fold
+    assert title.text_content().strip() == "✓ One and one are \\(2\\)."
+    assert "assert" in code.text_content() and "✓" not in code.text_content()
 
 
 def test_a_notebook_with_outputs_is_offered(book):

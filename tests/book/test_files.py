@@ -97,7 +97,7 @@ def test_every_page_is_in_the_contents_once():
 
 
 @pytest.mark.parametrize("page", [f for f in toc_files() if f.startswith("notebooks/")])
-def test_a_chapter_is_a_myst_notebook_with_short_cells(page):
+def test_a_chapter_is_a_myst_notebook(page):
     text = (ROOT / f"{page}.md").read_text(encoding="utf8")
     head = yaml.safe_load(text.split("---")[1])
     assert head["jupytext"]["text_representation"]["format_name"] == "myst", (
@@ -106,13 +106,7 @@ def test_a_chapter_is_a_myst_notebook_with_short_cells(page):
     assert head["kernelspec"]["name"] == "python3"
     title = next(line for line in text.split("---", 2)[2].splitlines() if line.startswith("# "))
     assert "$" not in title, "a title is also the window's: write √n, not TeX"
-    cells = re.findall(r"^```\{code-cell\}[^\n]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    code = [
-        re.sub(r"\A(---\n.*?\n---\n|(:[\w-]+:[^\n]*\n)+)", "", c, flags=re.DOTALL) for c in cells
-    ]
-    assert code, "a chapter executes something"
-    long = [c.split("\n")[0] for c in code if len(c.strip().split("\n")) > 30]
-    assert long == [], "cells start so and are longer than 30 lines"
+    assert "```{code-cell}" in text, "a chapter executes something"
 
 
 @pytest.mark.parametrize("page", [f for f in toc_files() if f.startswith("notebooks/")])

@@ -9,6 +9,7 @@ downloads  every notebook page as ``.ipynb`` with outputs, in plain Markdown
 editions   links to the PDF and the archive of the site
 provenance when, with what and how long each page was executed; the versions of all libraries
 scoreboard the table of claims, collected from the executed pages
+results    a claim in its theorem's box; a check folded under its line
 live       the live pictures, each with its script on its own page
 reference  a section of the reference for each module of the package
 hover      what a reference shows when it is hovered
@@ -33,6 +34,7 @@ from . import (
     pages,
     provenance,
     reference,
+    results,
     scoreboard,
 )
 
@@ -50,6 +52,7 @@ def setup(app: Sphinx) -> dict:
         live,
         reference,
         scoreboard,
+        results,
         editions,
         hover,
         finding,
@@ -58,7 +61,7 @@ def setup(app: Sphinx) -> dict:
         part.setup(app)
     return {
         "version": __version__,
-        "env_version": 4,
+        "env_version": 5,
         "parallel_read_safe": False,
         "parallel_write_safe": True,
     }

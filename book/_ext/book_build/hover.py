@@ -28,9 +28,11 @@ def classes(element: HtmlElement) -> set[str]:
 
 
 def parts(element: HtmlElement) -> list[HtmlElement]:
-    """Return what is shown of an element: a term comes with its definition; of what is no box, nothing."""
+    """Return what is shown: a term with its definition, a claim with its theorem; of what is no box, nothing."""
     if element.tag == "dt" and "glossary" in classes(element.getparent()):
         return [element, element.getnext()]
+    if "claim" in classes(element) and "proof" in classes(element.getparent()):
+        return [element.getparent()]
     shown = element.tag == "figure" or (element.tag == "div" and classes(element) & BOXES)
     return [element] if shown else []
 

@@ -2,7 +2,7 @@
 
 Made by :mod:`.editions`. The theme stays behind: the articles are put one after
 the other with a style sheet for paper, ids and links are made unique so that every reference leads to
-a page of the same file, folded proofs and solutions are open, and code that only draws is left out.
+a page of the same file, folded proofs and solutions are open, and code that only draws or checks is left out.
 The browser typesets the mathematics once and prints the whole once: the page numbers that this shows go into the
 table of contents, which is printed again without the rest and takes the place of the first.
 """
@@ -161,6 +161,10 @@ class Reader:
             node.decompose()
         for folded in article.select("details.hide.above-input"):  # code that only sets up or draws
             folded.decompose()
+        for check in article.select("details.check"):  # of a check, what it found
+            line = check.summary.extract()
+            line.name, line.attrs = "p", {"class": "check"}
+            check.replace_with(line)
         for cell in article.select("div.cell"):
             if not cell.get_text(strip=True) and not cell.find(["img", "svg", "table"]):
                 cell.decompose()
@@ -272,8 +276,8 @@ def document(root: Path, site: Path, chapters: dict[str, Chapter], today: str) -
 <p class="front-note">The theory is that of <i>How Smooth Is Attention?</i> by Valérie Castin, Pierre Ablin and
 Gabriel Peyré (ICML 2024), derived, checked, corrected where it must be, and measured. This is a work of its own, not
 by the authors of the paper. Every number, table and figure was computed when the book was built. Proofs and
-solutions, folded on the screen, are open here; code that only sets up or draws is left out, and is in the notebooks.
-Licence: BSD-3-Clause.</p>
+solutions, folded on the screen, are open here; code that only sets up, draws or checks is left out, and is
+in the notebooks. Licence: BSD-3-Clause.</p>
 </header>
 <nav class="contents"><h1>Contents</h1><ol>{"".join(toc)}</ol></nav>
 <main>{"".join(main)}</main>

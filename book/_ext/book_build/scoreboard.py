@@ -13,7 +13,6 @@ from typing import ClassVar
 import nbformat
 from docutils import nodes
 from docutils.parsers.rst import directives
-from myst_nb.core.render import NbElementRenderer
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.transforms.post_transforms import SphinxPostTransform
@@ -29,9 +28,6 @@ logger = logging.getLogger(__name__)
 
 PAPER_KEY = "castin2024"  # the work that the source "paper" means
 MATHS = re.compile(r"\$([^$]+)\$")
-CLAIM_BOX = re.compile(
-    r'(<div class="claim [^>]*id="claim-(?P<key>[a-z0-9-]+)">(?:(?!</div>).)*)</p></div>', re.DOTALL
-)
 
 
 class scoreboard_node(nodes.General, nodes.Element):
@@ -71,10 +67,9 @@ def collect(app: Sphinx, doctree: nodes.document) -> None:
 
 
 def update_boards(app: Sphinx, env) -> list[str]:
-    """Write the scoreboards again; claims and scoreboards need MathJax even if the prose has no formulas."""
+    """Write the scoreboards again; they need MathJax even if the prose has no formulas."""
     boards = {docname for docname in env.found_docs if "scoreboard" in env.metadata[docname]}
-    stating = {docname for docname in env.found_docs if env.metadata[docname].get("claims")}
-    for docname in boards | stating:
+    for docname in boards:
         env.get_domain("math").data["has_equations"][docname] = True
     return sorted(boards)
 
@@ -189,38 +184,11 @@ class FillScoreboards(SphinxPostTransform):
         return cell
 
 
-def link_to_board(app: Sphinx, pagename, templatename, context, doctree) -> None:
-    """Let each claim's box lead to its row on the scoreboard."""
-    whole = app.config.book_scoreboard_page
-    body = context.get("body")
-    if app.builder.name != "html" or not body or whole not in app.env.found_docs:
-        return
-    uri = app.builder.get_relative_uri(pagename, whole)
-
-    def linked(box: re.Match) -> str:
-        return f'{box[1]} · <a class="reference internal" href="{uri}#board-{box["key"]}">scoreboard</a></p></div>'
-
-    context["body"] = CLAIM_BOX.sub(linked, body)
-
-
-def accept_claims(render_unhandled):
-    """Let myst-nb pass over the claims' MIME type, and still warn about any other unknown one."""
-
-    def render(self, data):
-        return [] if data.mime_type == MIME_TYPE else render_unhandled(self, data)
-
-    return render
-
-
 def setup(app: Sphinx) -> None:
     """Register the directive and the hooks."""
-    if not getattr(NbElementRenderer, "accepts_claims", False):
-        NbElementRenderer.render_unhandled = accept_claims(NbElementRenderer.render_unhandled)
-        NbElementRenderer.accepts_claims = True
     app.add_config_value("book_scoreboard_page", "book/scoreboard", "html", [str])
     app.add_node(scoreboard_node)
     app.add_directive("scoreboard", Scoreboard)
     app.add_post_transform(FillScoreboards)
     app.connect("doctree-read", collect)
     app.connect("env-updated", update_boards)
-    app.connect("html-page-context", link_to_board, priority=600)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from lipcore.lab.claims import MIME_TYPE, Claim, claim, format_ratio
+from lipcore.lab.claims import CHECKED_TYPE, MIME_TYPE, Claim, checked, claim, format_ratio
 
 
 def make(**changes):
@@ -95,7 +95,7 @@ def test_html_in_words_is_shown_not_obeyed():
     assert "<script>" not in make(statement="<script>alert(1)</script>")._repr_html_()
 
 
-@pytest.mark.parametrize("ratio", [0.99995, 0.999999999, 0.5, 0.123456])
+@pytest.mark.parametrize("ratio", [0.99995, 0.999999999, 0.9994, 0.5, 0.123456])
 def test_a_ratio_below_one_never_reads_as_one(ratio):
     assert float(format_ratio(ratio)) < 1
 
@@ -103,3 +103,24 @@ def test_a_ratio_below_one_never_reads_as_one(ratio):
 def test_the_class_itself_checks_too():
     with pytest.raises(ValueError, match="contradicts"):
         Claim("x", "y", "book", "proved", ratio=2.0)
+
+
+def test_a_claim_names_its_theorem_by_label():
+    assert make(theorem="thm-sqrt-n")._repr_mimebundle_()[MIME_TYPE]["theorem"] == "thm-sqrt-n"
+    for label in ("Theorem 1", "thm", ""):
+        with pytest.raises(ValueError, match="theorem must be the label"):
+            make(theorem=label)
+
+
+def test_the_forms_of_a_check_agree():
+    bundle = checked("It holds for $a < b$.")._repr_mimebundle_()
+    assert set(bundle) == {"text/html", "text/plain", CHECKED_TYPE}
+    assert json.loads(json.dumps(bundle[CHECKED_TYPE])) == {"text": "It holds for $a < b$."}
+    assert bundle["text/plain"] == "✓ It holds for $a < b$."
+    assert r"✓ It holds for \(a &lt; b\)." in bundle["text/html"]
+
+
+@pytest.mark.parametrize("text", ["", "  ", None, "odd $x"])
+def test_a_check_says_something(text):
+    with pytest.raises(ValueError, match="text"):
+        checked(text)
