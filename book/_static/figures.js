@@ -2,8 +2,8 @@
 // that is shown smaller than it was drawn can be enlarged, by a touch or by its button.
 (() => {
   const legible = 0.48, panels = 0.72;  // of the size as drawn: shown whole; shown in part
-  const figures = () => [...document.querySelectorAll(".bd-article figure > img, .bd-article figure > .figure-box > img, .bd-article .cell_output img")]
-    .filter((i) => i.naturalWidth && !i.closest("a, .sd-card, #book-preview, .live"));
+  const figures = () => [...document.querySelectorAll(".bd-article figure img, .bd-article .cell_output img")]
+    .filter((i) => i.naturalWidth && i.offsetParent && !i.closest("a, .sd-card, #book-preview, .live"));
 
   const enlarge = (image, at = 0) => {
     const sheet = document.createElement("dialog"), box = document.createElement("div"), close = document.createElement("button");

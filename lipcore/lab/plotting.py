@@ -1,10 +1,11 @@
-"""One style for every figure: white ground, colours for the colour-blind, reproducible SVG.
+"""One style for every figure: reproducible SVG without a ground of its own.
 
-Colour is never alone: bounds also differ in their dashes, and only the truth has markers.
+Colours, dashes and markers come from :mod:`lipcore.lab.colours`.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -15,75 +16,37 @@ try:
     import matplotlib.pyplot as plt
     from matplotlib import ticker
     from matplotlib.axes import Axes
+    from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
 except ImportError as error:  # the package itself does without
     raise ImportError(
         "lipcore.lab.plotting needs matplotlib: pip install 'lipcore[plotting]'"
     ) from error
 
-#: Colour of each role, from the palettes of Okabe & Ito (2008) and Tol (2021).
-COLOURS = {
-    "truth": "#1a1a1a",
-    "general": "#d55e00",
-    "unified": "#0072b2",
-    "local": "#007a5a",
-    "mean_field": "#8430ce",
-    "mean_field_paper": "#e69f00",
-    "masked": "#1f9bd1",
-    "lower": "#b8860b",
-    "lanczos": "#0072b2",
-    "power": "#d55e00",
-    "certificate": "#7f7f7f",
-    "reference": "#767676",
-    "first": "#0072b2",
-    "second": "#d55e00",
-    "third": "#007a5a",
-    "fourth": "#8430ce",
-    "fifth": "#e69f00",
-    "sixth": "#56b4e9",
-}
+from lipcore.lab import colours
 
-#: What each role is called in a legend.
-LABELS = {
-    "truth": "local constant",
-    "general": "general bound",
-    "unified": "unified bound",
-    "local": "local bound",
-    "mean_field": "mean-field bound",
-    "mean_field_paper": "mean-field bound as published",
-    "masked": "masked bound",
-    "lower": "lower bound",
-    "lanczos": "Lanczos",
-    "power": "power iteration",
-    "certificate": "certificate",
-}
+#: The light colour of each role, for pages that do not ask :mod:`lipcore.lab.colours` yet.
+COLOURS = {name: role.light for name, role in colours.ROLES.items()}
 
-_DASHES = {
-    "general": (0, (6, 2)),
-    "unified": "-",
-    "local": (0, (4, 1.5, 1, 1.5)),
-    "mean_field": (0, (1, 1.5)),
-    "mean_field_paper": (0, (1, 3)),
-    "masked": (0, (9, 2, 2, 2)),
-    "lower": (0, (3, 2)),
-    "certificate": (0, (2, 2)),
-    "reference": (0, (2, 2)),
-}
+#: What each role is called in a legend, for the same pages.
+LABELS = {name: role.label for name, role in colours.ROLES.items()}
 
 #: Share of the values that a band leaves out on either side.
 SPREAD = 0.1
 
-#: Filled dots with a white rim.
-_MARKER = {"mec": "white", "mew": 0.8, "ms": 7}
+#: Filled dots with a rim.
+_MARKER = {"mec": colours.colour("ground"), "mew": 0.8, "ms": 7}
 
-_CYCLE = [COLOURS[name] for name in ("first", "second", "third", "fourth", "fifth", "sixth")]
+for _name in colours.MAPS:  # under their names, for ``cmap=``
+    _steps = [light for light, _ in colours.scale(_name)]
+    mpl.colormaps.register(ListedColormap(_steps, _name), force=True)
 
 _RC = {
     "figure.figsize": (7.2, 4.3),
     "figure.dpi": 96,
-    "figure.facecolor": "white",
+    "figure.facecolor": "none",
     "figure.constrained_layout.use": True,
-    "savefig.facecolor": "white",
+    "savefig.facecolor": "none",
     "savefig.bbox": "tight",
     "savefig.dpi": 150,
     "svg.fonttype": "path",  # letters as outlines: the same with or without the font
@@ -95,25 +58,28 @@ _RC = {
     "xtick.labelsize": 10.5,
     "ytick.labelsize": 10.5,
     "legend.fontsize": 10.5,
-    "text.color": "#1a1a1a",
-    "axes.facecolor": "white",
-    "axes.edgecolor": "#4d4d4d",
-    "axes.labelcolor": "#1a1a1a",
-    "xtick.color": "#333333",
-    "ytick.color": "#333333",
+    "text.color": colours.colour("ink"),
+    "axes.facecolor": "none",
+    "axes.edgecolor": colours.colour("axis"),
+    "axes.labelcolor": colours.colour("ink"),
+    "xtick.color": colours.colour("ink"),
+    "ytick.color": colours.colour("ink"),
+    "patch.edgecolor": colours.colour("ink"),
+    "hatch.color": colours.colour("ground"),
     "axes.grid": True,
     "axes.axisbelow": True,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.prop_cycle": mpl.cycler(color=_CYCLE),
-    "grid.color": "#e3e3e3",
+    "axes.prop_cycle": mpl.cycler(color=[colours.colour(name) for name in colours.SERIES]),
+    "grid.color": colours.colour("grid"),
     "grid.linewidth": 0.8,
     "lines.linewidth": 2.0,
     "lines.markersize": 5.5,
     "legend.frameon": True,
     "legend.framealpha": 0.9,
     "legend.edgecolor": "none",
-    "image.cmap": "cividis",
+    "legend.facecolor": colours.colour("ground"),
+    "image.cmap": "large",
     "image.interpolation": "nearest",
 }
 
@@ -185,9 +151,9 @@ def values_by_length(
     label : str
         Legend entry.
     colour : str
-        A role of :data:`COLOURS`, or any matplotlib colour.
+        A role of :mod:`lipcore.lab.colours`, or one of its colours.
     """
-    colour = COLOURS.get(colour, colour)
+    colour = _value(colour)
     lengths, samples = _samples(n, values)
     if max(map(len, samples)) > 1:
         x = np.repeat(lengths, [len(sample) for sample in samples])
@@ -205,7 +171,7 @@ def bound_versus_truth(
     truth: Sequence,
     bounds: Mapping[str, Sequence],
     *,
-    truth_label: str = LABELS["truth"],
+    truth_label: str = colours.label("truth"),
     xscale: str = "log",
     labels: Mapping[str, str] | None = None,
     legend: bool = True,
@@ -219,12 +185,12 @@ def bound_versus_truth(
     truth : array or tensor of shape (m,) or (m, repeats), or m sequences of any sizes
         Drawn as the median, with a band over the middle 80 %.
     bounds : mapping of str to values as ``truth``
-        Keys are roles of :data:`COLOURS` (``"general"``, ``"unified"``, ``"local"``, …) or free
-        legend entries. Infinite values are left out.
+        Keys are roles of :data:`~lipcore.lab.colours.ROLES` (``"general"``, ``"unified"``, …) or
+        free legend entries. Infinite values are left out.
     truth_label : str
     xscale : {"log", "linear"}
     labels : mapping of str to str, optional
-        Legend entries to use in place of :data:`LABELS`.
+        Legend entries to use in place of the roles' own.
     legend : bool
         Whether to put a legend above the panel; with several panels, use :func:`shared_legend`.
 
@@ -237,13 +203,13 @@ def bound_versus_truth(
     ['general bound', 'twice the truth', 'local constant']
     >>> plt.close(fig)
     """
-    names = {**LABELS, **(labels or {})}
-    free = iter(_CYCLE[3:] + _CYCLE[:3])
+    free = itertools.count(3)
     for role, values in bounds.items():
-        colour = COLOURS[role] if role in COLOURS else next(free)
-        dashes = _DASHES.get(role, "-")
-        _median_line(ax, x, values, color=colour, ls=dashes, label=names.get(role, role))
-    _median_line(ax, x, truth, color=COLOURS["truth"], marker="o", label=truth_label, **_MARKER)
+        known = role in colours.ROLES
+        style = colours.line(role) if known else {"color": colours.nth(next(free))}
+        name = (labels or {}).get(role, colours.label(role) if known else role)
+        _median_line(ax, x, values, label=name, **style)
+    _median_line(ax, x, truth, label=truth_label, **colours.line("truth"), **_MARKER)
     ax.set(xscale=xscale, yscale="log")
     if xscale == "log":
         length_ticks(ax, x)
@@ -261,7 +227,7 @@ def attention_heatmap(
     colourbar: bool = True,
     largest: float | None = None,
 ):
-    """Draw attention weights: a row a query, a column a key, darker where the weight is larger.
+    """Draw attention weights: a row a query, a column a key, further from the page the larger.
 
     Parameters
     ----------
@@ -272,7 +238,7 @@ def attention_heatmap(
     title : str, optional
     colourbar : bool
     largest : float, optional
-        Weight at the dark end, to compare panels; the largest of P if left out.
+        Weight at the end of the scale, to compare panels; the largest of P if left out.
 
     Returns
     -------
@@ -282,7 +248,7 @@ def attention_heatmap(
     rows, columns = P.shape
     edges = (0.5, columns + 0.5, rows + 0.5, 0.5)  # tokens count from one, as in the theory
     largest = P.max() if largest is None else largest
-    image = ax.imshow(P, cmap="Blues", vmin=0, vmax=largest, extent=edges)
+    image = ax.imshow(P, cmap="large", vmin=0, vmax=largest, extent=edges)
     ax.grid(False)
     ax.spines[:].set_visible(True)
     ax.set(xlabel="key $j$", ylabel="query $i$", title=title or "")
@@ -309,7 +275,7 @@ def plane_tokens(
     *,
     radius: float | None = None,
     labels: Sequence[str] | None = None,
-    colour: str = "first",
+    colour: str = "tokens",
     label: str | None = None,
     scale: float | None = None,
 ) -> None:
@@ -325,7 +291,7 @@ def plane_tokens(
     labels : sequence of str, optional
         A name beside each token.
     colour : str
-        A role of :data:`COLOURS`, or any matplotlib colour.
+        A role of :mod:`lipcore.lab.colours`, or one of its colours.
     label : str, optional
         Legend entry.
     scale : float, optional
@@ -333,18 +299,23 @@ def plane_tokens(
     """
     X = _array(X)
     H = np.zeros_like(X) if perturbation is None else _array(perturbation)
-    colour = COLOURS.get(colour, colour)
+    colour = _value(colour)
     extent = max(np.abs(X).max(), radius or 0) or 1.0
     if radius is not None:
-        edge = {"ec": COLOURS["reference"], "ls": _DASHES["reference"], "lw": 1.2}
-        ax.add_patch(plt.Circle((0, 0), radius, fill=False, **edge))
+        grey = colours.line("reference")
+        ax.add_patch(
+            plt.Circle((0, 0), radius, fill=False, ec=grey["color"], ls=grey["ls"], lw=1.2)
+        )
     if perturbation is not None:
         longest = np.linalg.norm(H, axis=1).max() or 1.0
         H = H * (0.5 * extent / longest if scale is None else scale)
         same_units = {"angles": "xy", "scale_units": "xy", "scale": 1}
-        ax.quiver(*X.T, *H.T, **same_units, color=colour, alpha=0.65, width=0.008, zorder=3)
+        nudge = {"color": colours.colour("nudge"), "alpha": 0.8, "width": 0.008, "zorder": 3}
+        ax.quiver(*X.T, *H.T, **same_units, **nudge)
         extent = max(extent, np.abs(X + H).max())
-    ax.scatter(*X.T, s=55, color=colour, edgecolor="white", linewidth=0.8, zorder=4, label=label)
+    ax.scatter(
+        *X.T, s=55, color=colour, edgecolor=_MARKER["mec"], linewidth=0.8, zorder=4, label=label
+    )
     away = np.where(H.any(axis=1, keepdims=True), -np.sign(H), 1.0)  # keep clear of the arrows
     centred = {"textcoords": "offset points", "ha": "center", "va": "center", "zorder": 5}
     for name, point, direction in zip(labels or [], X, away, strict=False):
@@ -362,8 +333,7 @@ def reference_slope(
     lengths = np.asarray(n, dtype=float)
     values = start * (lengths / lengths[0]) ** exponent
     label = f"$n^{{\\,{exponent:g}}}$" if label is None else label
-    line = {"color": COLOURS["reference"], "ls": _DASHES["reference"], "lw": 1.4}
-    ax.plot(lengths, values, label=label, zorder=1, **line)
+    ax.plot(lengths, values, label=label, zorder=1, lw=1.4, **colours.line("reference"))
 
 
 def legend_above(ax: Axes, *, columns: int | None = None) -> None:
@@ -415,6 +385,11 @@ def plain_ticks(ax: Axes) -> None:
     ax.yaxis.set_major_locator(ticker.LogLocator(subs=steps, numticks=20))
     ax.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
     ax.yaxis.set_minor_formatter(ticker.NullFormatter())
+
+
+def _value(colour: str) -> str:
+    """Colour of a role; a colour stays as it is."""
+    return colours.colour(colour) if colour in colours.ROLES else colour
 
 
 def _array(values) -> np.ndarray:

@@ -106,6 +106,21 @@ with Path("executed.log").open("a") as log:
 from tinypkg import shapes
 print("sides", shapes.sides())
 ```
+
+```{code-cell} python3
+---
+mystnb:
+  figure:
+    name: fig-line
+    caption: A line. It rises.
+  image:
+    alt: a line that rises
+---
+from lipcore.lab import colours, plotting
+plotting.use_style()
+fig, ax = plotting.figure()
+ax.plot([1, 2], **colours.line("unified"));
+```
 """,
     "notebooks/three.md": NOTEBOOK
     + """
@@ -148,7 +163,11 @@ def settings(folder: Path) -> dict:
     config = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf8"))
     config["bibtex_bibfiles"] = ["references.bib"]
     config["sphinx"]["local_extensions"]["book_build"] = str(ROOT / "book" / "_ext")
-    config["sphinx"]["config"] |= {"book_package": "tinypkg", "book_data": ["data"]}
+    config["sphinx"]["config"] |= {
+        "book_package": "tinypkg",
+        "book_data": ["data"],
+        "book_to_do": [],
+    }
     return config
 
 

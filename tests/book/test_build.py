@@ -9,6 +9,8 @@ import nbformat
 import yaml
 from lxml.html import HtmlElement, fromstring
 
+from lipcore.lab.colours import ROLES
+
 CELL = "\n```{{code-cell}} python3\n{}\n```\n"
 
 # Faults in the code of a page, one a page: (page, code, what must be said).
@@ -66,6 +68,11 @@ READING = [
     ("book/index.md", "\n```{no-such-thing}\n```\n", "no-such-thing"),
     ("tinypkg/numbers.py", "# :prf:ref:`thm-gone`", "thm-gone"),
     ("notebooks/two.md", "\n{glue:text}`nothing`\n", "nothing"),
+    (
+        "notebooks/two.md",
+        CELL.format("fig, ax = plotting.figure()\nax.plot([1, 2], color='#ff0000');"),
+        "a figure: #ff0000 is not in lipcore.lab.colours",
+    ),
 ]
 
 
@@ -155,6 +162,18 @@ def test_a_page_says_when_and_with_what_it_was_executed(book):
     assert re.match(rf"Executed on \d+ \w+ \d{{4}} at .* in \d+ s, .*numpy {numpy}\.", sentence)
     index = (book.html / "book" / "index.html").read_text(encoding="utf8")
     assert "page-execution" not in index
+
+
+def test_a_figure_is_there_for_light_and_for_dark(book):
+    page = (book.html / "notebooks" / "two.html").read_text(encoding="utf8")
+    (box,) = re.findall(r'<div class="figure-modes[^>]*>(.*?)</div>', page, re.DOTALL)
+    pictures = re.findall(r"<img [^>]*>", box)
+    for mode, picture in zip(("light", "dark"), pictures, strict=True):
+        assert f"only-{mode}" in picture and 'alt="a line that rises"' in picture
+        source = re.search(r'src="\.\./([^"]*)"', picture)[1]
+        text = (book.html / source).read_text(encoding="utf8")
+        assert getattr(ROLES["unified"], mode) in text
+    assert "<figcaption>" in page.split(box)[1]
 
 
 def test_a_docstring_leads_to_its_theorem(book):

@@ -10,6 +10,7 @@ editions   links to the PDF and the archive of the site
 provenance when, with what and how long each page was executed; the versions of all libraries
 scoreboard the table of claims, collected from the executed pages
 results    a claim in its theorem's box; a check folded under its line
+figures    each figure for light and for dark pages, from one dictionary of colours
 live       the live pictures, each with its script on its own page
 reference  a section of the reference for each module of the package
 hover      what a reference shows when it is hovered
@@ -27,6 +28,7 @@ from . import (
     downloads,
     editions,
     execution,
+    figures,
     finding,
     hover,
     live,
@@ -49,6 +51,7 @@ def setup(app: Sphinx) -> dict:
         pages,
         provenance,
         downloads,
+        figures,
         live,
         reference,
         scoreboard,

@@ -1,0 +1,285 @@
+"""The book's dictionary of colours: what each stands for, on a light and on a dark page.
+
+This is the only place that names a colour. A figure asks for a role and gets the value for the
+light page; when the book is built, the dark version of the figure is made by putting the dark
+value in place of each light one. So two roles with the same light value have the same dark value,
+and a figure whose colours come from elsewhere cannot be shown on a dark page.
+
+Colour is never alone: lines differ in their dashes too, and models in their markers. Hues repeat
+between kinds of things that do not meet in one figure, and within a kind no two are alike. All of
+them are told apart without red or green cones, and show on their ground.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+#: The page that a figure stands on: light, dark.
+GROUND = ("#ffffff", "#121212")
+
+_INK = ("#1a1a1a", "#ececec")
+_GREY = ("#6e6e6e", "#9c9c9c")
+_SLATE = ("#46566b", "#a9b6c8")
+_BLUE = ("#1a4fb0", "#4eb0ff")
+_ORANGE = ("#ae3714", "#f58a45")
+_GREEN = ("#0e9658", "#22d186")
+_PURPLE = ("#9f4ded", "#ae66ff")
+_AMBER = ("#b48b09", "#f5d04a")
+_SKY = ("#219ad9", "#84dbff")
+_PINK = ("#c23a97", "#fe8cce")
+
+_SOLID = "-"
+_DASHED = (0, (6, 2))
+_DOTTED = (0, (1, 1.5))
+_SPARSE = (0, (1, 3))
+_DASH_DOT = (0, (4, 1.5, 1, 1.5))
+_LONG = (0, (9, 2, 2, 2))
+_SHORT = (0, (3, 2))
+_FINE = (0, (2, 2))
+
+
+class Role(NamedTuple):
+    """What a colour stands for, and how it is drawn.
+
+    Parameters
+    ----------
+    light, dark : str
+        ``#rrggbb`` on either ground.
+    label : str
+        What a legend calls it.
+    kind : str
+        The group of roles that it belongs to.
+    dashes : str or tuple
+        Line style of matplotlib.
+    marker : str
+        Marker of matplotlib; empty for none.
+    """
+
+    light: str
+    dark: str
+    label: str
+    kind: str
+    dashes: str | tuple = _SOLID
+    marker: str = ""
+
+
+#: Every role.
+ROLES = {
+    "ground": Role(*GROUND, "the page, rims of markers", "page"),
+    "ink": Role(*_INK, "text, outlines", "page"),
+    "axis": Role("#4d4d4d", "#b4b4b4", "axes", "page"),
+    "grid": Role("#e3e3e3", "#303030", "grid", "page"),
+    "reference": Role(*_GREY, "reference", "page", _FINE),
+    "nudge": Role(*_ORANGE, "nudge", "tokens"),
+    "answer": Role(*_GREEN, "answer", "tokens"),
+    "tokens": Role(*_SLATE, "tokens", "tokens", marker="o"),
+    "mean": Role(*_PURPLE, "mean that a token sees", "tokens", marker="*"),
+    "attention": Role(*_BLUE, "attention weight", "tokens"),
+    "mixing": Role(*_SKY, "mixing", "terms"),
+    "own_query": Role(*_AMBER, "own query", "terms", _DASH_DOT),
+    "others_keys": Role(*_PURPLE, "others' keys", "terms", _SHORT),
+    "truth": Role(*_INK, "local constant", "bounds", marker="o"),
+    "best": Role(*_BLUE, "best bound for the ball", "bounds"),
+    "unified": Role(*_BLUE, "unified bound", "bounds"),
+    "general": Role(*_PINK, "general bound", "bounds", _DASHED),
+    "local": Role(*_SKY, "local bound", "bounds", _DASH_DOT),
+    "mean_field": Role(*_PURPLE, "mean-field bound", "bounds", _DOTTED),
+    "mean_field_paper": Role(*_PINK, "mean-field bound as published", "bounds", _SPARSE),
+    "masked": Role(*_AMBER, "masked bound", "bounds", _LONG),
+    "lower": Role(*_GREEN, "lower bound", "bounds", _SHORT),
+    "lanczos": Role(*_BLUE, "Lanczos", "methods"),
+    "power": Role(*_ORANGE, "power iteration", "methods", _DASHED),
+    "certificate": Role(*_GREY, "certificate", "methods", _FINE),
+    "minilm": Role(*_BLUE, "MiniLM", "models", marker="o"),
+    "smollm2": Role(*_ORANGE, "SmolLM2", "models", marker="^"),
+    "vit": Role(*_GREEN, "ViT", "models", marker="s"),
+    "whisper": Role(*_PURPLE, "Whisper", "models", marker="D"),
+    "first": Role(*_BLUE, "first of a series", "series"),
+    "second": Role(*_ORANGE, "second of a series", "series"),
+    "third": Role(*_GREEN, "third of a series", "series"),
+    "fourth": Role(*_PURPLE, "fourth of a series", "series"),
+    "fifth": Role(*_AMBER, "fifth of a series", "series"),
+    "sixth": Role(*_SKY, "sixth of a series", "series"),
+    "seventh": Role(*_PINK, "seventh of a series", "series"),
+}
+
+#: Roles of the curves of a series without a meaning of their own, as heads or layers.
+SERIES = tuple(name for name, role in ROLES.items() if role.kind == "series")
+
+#: Colour maps: some colours of each, on either ground. Small fades into the page; large stands out.
+MAPS = {
+    "large": (
+        (GROUND[0], "#8fc4ea", "#2b7bc0", "#08306b"),
+        (GROUND[1], "#174a7c", "#3f9bdc", "#d8eeff"),
+    ),
+    "signed": (
+        ("#7a3a00", "#e0994a", GROUND[0], "#9a8fd0", "#35207a"),
+        ("#ffd9a8", "#b5661c", GROUND[1], "#6553c4", "#d5ccff"),
+    ),
+}
+
+_STEPS = 256  # of a colour map, as in matplotlib's own
+
+
+def colour(role: str) -> str:
+    """Return the colour of a role, as figures draw it: the light one.
+
+    Parameters
+    ----------
+    role : str
+        A key of :data:`ROLES`.
+
+    Returns
+    -------
+    str
+        ``#rrggbb``
+
+    Raises
+    ------
+    ValueError
+        If there is no such role.
+
+    Examples
+    --------
+    >>> colour("unified") == colour("best") != colour("general")
+    True
+    """
+    return _role(role).light
+
+
+def line(role: str) -> dict:
+    """Return how the line of a role is drawn, as keywords of matplotlib's ``plot``.
+
+    Parameters
+    ----------
+    role : str
+        A key of :data:`ROLES`.
+
+    Returns
+    -------
+    dict
+        ``color`` and ``ls``, and ``marker`` where the role has one.
+
+    Examples
+    --------
+    >>> sorted(line("general")), sorted(line("minilm"))
+    (['color', 'ls'], ['color', 'ls', 'marker'])
+    """
+    found = _role(role)
+    style = {"color": found.light, "ls": found.dashes}
+    return style | ({"marker": found.marker} if found.marker else {})
+
+
+def label(role: str) -> str:
+    """Return what a legend calls a role.
+
+    Examples
+    --------
+    >>> label("local")
+    'local bound'
+    """
+    return _role(role).label
+
+
+def nth(i: int) -> str:
+    """Return the colour of the i-th curve of a series, from zero; after seven they repeat.
+
+    Examples
+    --------
+    >>> nth(0) == colour("first") == nth(7)
+    True
+    """
+    return colour(SERIES[i % len(SERIES)])
+
+
+def shades(count: int) -> list[str]:
+    """Return colours for curves in an order, as layers: from small to large, all of them visible.
+
+    Parameters
+    ----------
+    count : int
+        At least 1.
+
+    Returns
+    -------
+    list of str
+        Steps of the map ``large``.
+
+    Raises
+    ------
+    ValueError
+        If ``count`` is less than 1.
+
+    Examples
+    --------
+    >>> len(set(shades(6)))
+    6
+    """
+    if count < 1:
+        raise ValueError(f"count: expected at least 1, got {count}")
+    palest = 0.55  # below, a line has too little contrast
+    places = [palest + (1 - palest) * i / max(count - 1, 1) for i in range(count)]
+    return [scale("large")[round(place * (_STEPS - 1))][0] for place in places]
+
+
+@cache
+def scale(name: str) -> tuple[tuple[str, str], ...]:
+    """Return a colour map: its steps from small to large, each on the light and on the dark page.
+
+    Parameters
+    ----------
+    name : str
+        A key of :data:`MAPS`.
+
+    Returns
+    -------
+    tuple of pairs of str
+        256 of them.
+
+    Examples
+    --------
+    >>> scale("large")[0] == GROUND
+    True
+    """
+    if name not in MAPS:
+        raise ValueError(f"name: no colour map {name!r}; there are {', '.join(MAPS)}")
+    return tuple(zip(*(_between(anchors) for anchors in MAPS[name]), strict=True))
+
+
+@cache
+def dark_values() -> dict[str, str]:
+    """Return the dark value of every light one, of roles and of colour maps.
+
+    Returns
+    -------
+    dict of str to str
+
+    Examples
+    --------
+    >>> dark_values()[colour("ink")] == ROLES["ink"].dark
+    True
+    """
+    found = {light: dark for name in MAPS for light, dark in reversed(scale(name))}
+    return found | {role.light: role.dark for role in ROLES.values()}
+
+
+def _role(name: str) -> Role:
+    if name not in ROLES:
+        raise ValueError(f"role: no colour for {name!r}; there are {', '.join(ROLES)}")
+    return ROLES[name]
+
+
+def _between(anchors: tuple[str, ...]) -> list[str]:
+    """Interpolate linearly between colours."""
+    parts = [[int(anchor[k : k + 2], 16) for k in (1, 3, 5)] for anchor in anchors]
+    values = []
+    for step in range(_STEPS):
+        place = step / (_STEPS - 1) * (len(parts) - 1)
+        left = min(int(place), len(parts) - 2)
+        mixed = [
+            round(a + (place - left) * (b - a))
+            for a, b in zip(parts[left], parts[left + 1], strict=True)
+        ]
+        values.append("#" + "".join(f"{part:02x}" for part in mixed))
+    return values
