@@ -23,6 +23,8 @@ from lipcore.bounds.local import local_terms, local_upper, nonnegative_norm_uppe
 from lipcore.bounds.lower import (
     adversarial_lower,
     best_lower,
+    copies_inputs,
+    copies_lower,
     masked_lower,
     refined_lower,
     score_gap_lower,
@@ -83,6 +85,8 @@ __all__ = [
     "best_upper",
     "castin2024_released_compute_bound",
     "causal_average_norm",
+    "copies_inputs",
+    "copies_lower",
     "eigen_gamma",
     "emadi2026_softmax_norm",
     "emadi2026_token_upper",

@@ -1,8 +1,8 @@
 r"""How much attention one key can collect: bounds of the column sums of P.
 
 Every upper bound for the ball is a function of a, n and these sums. Without a mask they are at most
-:math:`e^{g^*}` (:prf:ref:`lem-columns`). With a causal mask that is not known; there the ball is cut
-into cells within which scores vary little, and the queries of a cell are keys of it too.
+:math:`e^{g^*}` (:prf:ref:`lem-columns`). With a causal mask that is not known; there the ball is
+cut into cells within which scores vary little, and the queries of a cell are keys of it too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def log_column_sum(n: int | None, log_a: float, gap: float = math.inf) -> float:
         return gap
     log_others = log_(n - 1)
     own = -log_one_plus(log_others - spread)
-    others = -log_add(-gap, -log_others)  # 1/(e^{−g} + 1/(n−1)): no difference of large logarithms
+    others = -log_add(-gap, -log_others)  # 1/(e^{−g} + 1/(n−1))
     return min(gap, max(0.0, log_add(own, others)), math.log(n))
 
 

@@ -132,16 +132,9 @@ def best_lower(
 ) -> float:
     r"""The largest constant that the constructions reach: the counterpart of :func:`best_upper`.
 
-    The maximum of ‖V‖, of :func:`torn_lower`, and of a crowd that looks at m copies of one token
-    (:prf:ref:`thm-lower-copies`): with :math:`x_2 = Ru` at the score gap, x_1 any share τ of the way
-    to :math:`R\,Au/\|Au\|`, and :math:`\rho = m/(n-m)`,
-
-    .. math:: \mathrm{Lip}(f|B_R^n) \ge \frac{W}{\sqrt\rho}\,
-        \big\| V\big(I + (1-W)(x_1-x_2)(Ax_2)^\top\big) \big\|_2, \qquad
-        W = \frac{\rho}{\rho + e^{-\tau g^*}} .
-
-    For V = I in dimension two or more, and n ≥ 3, its quotient by :func:`best_upper` is bounded
-    away from zero whatever A, R, d and n are (:prf:ref:`thm-every-rate`).
+    The maximum of ‖V‖, of :func:`copies_lower` and of :func:`torn_lower`. For V = I in dimension
+    two or more, and n ≥ 3, its quotient by :func:`best_upper` is bounded away from zero, whatever
+    A, R, d and n are (:prf:ref:`thm-every-rate`).
 
     Parameters
     ----------
@@ -170,18 +163,63 @@ def best_lower(
     >>> round(best_upper(**head) / best_lower(**head), 2)
     1.06
     """
-    n = None if n is None else check_count("n", n)
-    radius = check_number("radius", radius, minimum=0)
-    A, V = check_head(A, V)
-    found = [log_(torch.linalg.matrix_norm(V.double(), 2).item())]
-    if n != 1 and radius > 0 and bool(A.any()):
-        found.append(_log_copies(A.double(), V.double(), n, radius))
-        best = _balanced(A, V, n, radius)
-        found.append(-math.inf if best is None else best[1])
-    return finish(max(found), log)
+    size = {"A": A, "V": V, "radius": radius, "n": n, "log": True}
+    norm_v = torch.linalg.matrix_norm(check_head(A, V)[1].double(), 2).item()
+    return finish(max(log_(norm_v), copies_lower(**size), torn_lower(**size)), log)
 
 
-def torn_lower(*, n: int, radius: float, A: Tensor, V: Tensor, log: bool = False) -> float:
+def copies_lower(
+    *, A: Tensor, V: Tensor, radius: float, n: int | None = None, log: bool = False
+) -> float:
+    r"""A crowd that looks at m copies of one token (:prf:ref:`thm-lower-copies`).
+
+    With :math:`x_2 = Ru` at the score gap, x_1 a share τ of the way to :math:`R\,Au/\|Au\|`, and
+    :math:`\rho = m/(n-m)`,
+
+    .. math:: \mathrm{Lip}(f|B_R^n) \ge \frac{W}{\sqrt\rho}\,
+        \big\| V\big(I + (1-W)(x_1-x_2)(Ax_2)^\top\big) \big\|_2, \qquad
+        W = \frac{\rho}{\rho + e^{-\tau g^*}},
+
+    for the τ and m of a grid that give most; for every ρ > 0 where ``n`` is left out (measures).
+    Zero for one token, and where A is zero.
+
+    Examples
+    --------
+    >>> import torch
+    >>> head = {"A": torch.eye(1), "V": torch.eye(1), "radius": 8.0}
+    >>> round(copies_lower(**head) / copies_lower(n=10**4, **head))  # e^{g*/2} = e^8 against 100
+    58
+    """
+    best = _copied(A, V, n, radius)
+    return finish(-math.inf if best is None else best[1], log)
+
+
+def copies_inputs(A: Tensor, n: int, radius: float, *, V: Tensor | None = None) -> Tensor:
+    """Copies of one token, then those that look at it (:prf:ref:`thm-lower-copies`): shape (n, d).
+
+    V is the identity if left out. ValueError or TypeError if n < 2, A is zero, the radius is
+    negative or not finite, or A and V do not fit.
+
+    Examples
+    --------
+    >>> import torch
+    >>> eye = torch.eye(1, dtype=torch.float64)
+    >>> copies_inputs(-eye, n=400, radius=1.0).sign().sum().item()  # 24 against 376
+    352.0
+    """
+    n = check_count("n", n, minimum=2)
+    V = torch.eye(len(A), dtype=A.dtype, device=A.device) if V is None else V
+    best = _copied(A, V, n, radius)
+    if best is None:
+        raise ValueError(f"A: expected a matrix other than zero, got {tuple(A.shape)} of zeros")
+    pair, _, copies = best
+    repeats = torch.tensor([copies, n - copies], device=A.device)
+    return radius * pair.repeat_interleave(repeats, dim=0).to(A.dtype)
+
+
+def torn_lower(
+    *, A: Tensor, V: Tensor, radius: float, n: int | None = None, log: bool = False
+) -> float:
     r"""Balanced queries: of order a√n for V = I and log n ≤ a/10 (:prf:ref:`thm-torn`).
 
     .. math:: \mathrm{Lip}(f|B_R^n) \ge \sqrt{2q}\; p\, t\beta R^2 \|Av\|\, \|Ve\|, \qquad
@@ -189,7 +227,8 @@ def torn_lower(*, n: int, radius: float, A: Tensor, V: Tensor, log: bool = False
         \quad q = \frac{n-2m}{m},\quad \alpha^2+\beta^2=1,\; e\perp Av,
 
     with the v among A's right singular vectors and the score gap's u, the α, t ∈ (0, 1] and the
-    number m of copies that give most. Zero where d = 1 or n ≤ 2: there is no such input.
+    number m of copies that give most; for every q > 0 where ``n`` is left out (measures). Zero
+    where d = 1 or n ≤ 2: there is no such input.
     A : Tensor, shape (d, d). V : Tensor, shape (p, d).
 
     Examples
@@ -199,12 +238,12 @@ def torn_lower(*, n: int, radius: float, A: Tensor, V: Tensor, log: bool = False
     >>> round(torn_lower(n=18, radius=10.0, A=-eye, V=eye), 2)  # a√(n − 2)/√2
     282.84
     """
-    best = _balanced(A, V, check_count("n", n), radius)
+    best = _balanced(A, V, n, radius)
     return finish(-math.inf if best is None else best[1], log)
 
 
 def torn_inputs(A: Tensor, n: int, radius: float, *, V: Tensor | None = None) -> Tensor:
-    """Two tokens far apart, perhaps repeated, then queries balanced between them (:prf:ref:`thm-torn`).
+    """Two tokens far apart, with copies, then queries balanced between them (:prf:ref:`thm-torn`).
 
     Parameters
     ----------
@@ -243,26 +282,30 @@ def torn_inputs(A: Tensor, n: int, radius: float, *, V: Tensor | None = None) ->
     return radius * tokens.repeat_interleave(repeats, dim=0).to(A.dtype)
 
 
-def _log_copies(A: Tensor, V: Tensor, n: int | None, radius: float) -> float:
-    """log of the best over the share τ of the way and the number of copies of x_1."""
+def _copied(A: Tensor, V: Tensor, n: int | None, radius: float) -> tuple[Tensor, float, int] | None:
+    """(x_1/R, x_2/R) with the best τ and number of copies, log of what they reach, and copies."""
+    n = None if n is None else check_count("n", n)
+    A, V = (M.double() for M in check_head(A, V))
+    radius = check_number("radius", radius, minimum=0)
+    if n == 1 or radius == 0 or not bool(A.any()):
+        return None
     gap, u = score_gap(A)
-    image = A @ u
-    size = image.norm().item()
-    first = image / size
+    first = A @ u / (A @ u).norm()
     log_square = 2 * math.log(radius)
     tau = torch.linspace(1 / _SHARES, 1, _SHARES, dtype=A.dtype, device=A.device)[:, None]
-    lead = tau * exp(log_(gap) + log_square)
+    lead = tau * exp(math.log(gap) + log_square)
     log_rho = _log_copy_ratios(n, lead, torch.linspace(-4, 4, 33, dtype=A.dtype, device=A.device))
-    log_w = -torch.nn.functional.softplus(-lead - log_rho)
-    rest = torch.sigmoid(-lead - log_rho)  # 1 − W
-    reached = log_w - log_rho / 2
-    slope = tau * rest * exp(log_square + math.log(size))  # of the rank one part
+    weight = -torch.nn.functional.softplus(-lead - log_rho) - log_rho / 2  # log W/√ρ
+    slope = exp(log_square + math.log((A @ u).norm().item())) * tau * torch.sigmoid(-lead - log_rho)
     along = torch.linalg.vector_norm(V @ first + slope[..., None] * (V @ (first - u)), dim=-1)
     across = torch.linalg.matrix_norm(V - torch.outer(V @ first, first), 2)
-    best = int((reached + torch.maximum(along, across).log()).argmax())
-    rank_one = torch.outer(V @ (first - u), first)
-    moved = V + slope.flatten()[best] * rank_one
-    return reached.flatten()[best].item() + log_(torch.linalg.matrix_norm(moved, 2).item())
+    share, ratio = torch.unravel_index(
+        (weight + torch.maximum(along, across).log()).argmax(), slope.shape
+    )
+    moved = V + slope[share, ratio] * torch.outer(V @ (first - u), first)
+    reached = weight[share, ratio].item() + log_(torch.linalg.matrix_norm(moved, 2).item())
+    copies = 0 if n is None else round(min(n, _MOST) * torch.sigmoid(log_rho[share, ratio]).item())
+    return torch.stack([u + tau[share] * (first - u), u]), reached, copies
 
 
 def _log_copy_ratios(n: int | None, lead: Tensor, offsets: Tensor) -> Tensor:
@@ -282,6 +325,7 @@ def _balanced(
 
     None where there is no balanced query.
     """
+    n = None if n is None else check_count("n", n)
     A, V = check_head(A, V)
     A = A.double()
     radius = check_number("radius", radius, minimum=0)
@@ -310,7 +354,7 @@ def _balanced(
 
 
 def _log_crowds(n: int | None, leads: Tensor) -> tuple[Tensor, Tensor]:
-    """log q and m: crowds of q tokens a copy, near the best q = 2e^lead, from m copies of n tokens."""
+    """log q and m: crowds of q tokens a copy, near the best q = 2e^lead, m copies of n tokens."""
     log_q = math.log(2) + leads
     if n is None:
         return log_q, torch.zeros_like(leads)

@@ -117,8 +117,8 @@ def unified_upper_rate(
         S = \min\Big( e^{g^*},\; \frac{\kappa}{n+\kappa-1}
         + \frac{(n-1)\,e^{g^*}}{n-1+e^{g^*}} \Big)
 
-    with :math:`g^* = g_AR^2`, at most 2a (:func:`score_gap`): never above :func:`unified_upper`. For
-    V = I it is right up to a universal factor (:prf:ref:`thm-every-rate`).
+    with :math:`g^* = g_AR^2`, at most 2a (:func:`score_gap`): never above :func:`unified_upper`.
+    For V = I it is right up to a universal factor (:prf:ref:`thm-every-rate`).
     A : Tensor, shape (d, d).
 
     Examples
