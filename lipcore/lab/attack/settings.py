@@ -215,6 +215,7 @@ def _repeated_tokens(problem: Problem, outcome: Callable[..., Outcome]) -> Itera
     constructions = [("copies_lower", bounds.copies_inputs)]
     if _has_balanced_query(problem):
         constructions.append(("torn_lower", bounds.torn_inputs))
+        constructions.append(("pulled_lower", bounds.pulled_inputs))
     for name, inputs in constructions:
         X = inputs(problem.A, problem.n, problem.radius, V=problem.V)
         tokens, counts = torch.unique(X, dim=0, return_counts=True)
