@@ -183,7 +183,8 @@ def pulled_lower(
         \Big\| V\Big(b + \|Ax_0\|\, \frac{(x_1 - x_0) + W_2(x_1 - z)}{D}\Big) \Big\|
 
     for the φ, W_1 and W_2 of a grid that give most. It is of order :math:`a\,e^{g^*/2}` also for a
-    V that does not see :math:`x_1 - x_0`. For n tokens the numbers of copies are rounded. Zero where d = 1, n ≤ 2 or A is zero.
+    V that does not see :math:`x_1 - x_0`. For n tokens the numbers of copies are rounded. Zero
+    where d = 1, n ≤ 2 or A is zero.
 
     Examples
     --------
@@ -258,9 +259,8 @@ def _copied(A: Tensor, V: Tensor, n: int | None, radius: float) -> tuple[Tensor,
     slope = exp(log_square + math.log((A @ u).norm().item())) * tau * torch.sigmoid(-lead - log_rho)
     along = torch.linalg.vector_norm(V @ first + slope[..., None] * (V @ (first - u)), dim=-1)
     across = torch.linalg.matrix_norm(V - torch.outer(V @ first, first), 2)
-    share, ratio = torch.unravel_index(
-        (weight + torch.maximum(along, across).log()).argmax(), slope.shape
-    )
+    value = (weight + torch.maximum(along, across).log()).nan_to_num(nan=-math.inf)
+    share, ratio = torch.unravel_index(value.argmax(), value.shape)
     moved = V + slope[share, ratio] * torch.outer(V @ (first - u), first)
     reached = weight[share, ratio].item() + log_(torch.linalg.matrix_norm(moved, 2).item())
     rare = torch.sigmoid(log_rho[share, ratio])

@@ -1,10 +1,10 @@
-r"""Lower bounds: what the constructions of chapter 6 reach (as inputs: :mod:`lipcore.adversarial`).
+r"""Lower bounds: what one distinguished token reaches (as inputs: :mod:`lipcore.adversarial`).
 
-One distinguished token is seen by all others with weight w. With copies of it, and with queries
-that are torn between tokens, more is reached: :mod:`lipcore.bounds.copies`. Sizes are keyword-only: ``n`` tokens of
-norm at most ``radius`` :math:`= R`; ``gamma`` :math:`= \max(-\gamma_{\min}, \gamma_{\max}/8)` over
-the real eigenvalues of A (:func:`~lipcore.bounds.eigen_gamma`); ``norm_v`` and ``norm_vu`` are ‖V‖₂
-and ‖Vu‖, u the unit eigenvector.
+It is seen by all others with weight w. With copies of it, and with queries that are torn between
+tokens, more is reached: :mod:`lipcore.bounds.copies`. Sizes are keyword-only: ``n`` tokens of norm
+at most ``radius`` :math:`= R`; ``gamma`` :math:`= \max(-\gamma_{\min}, \gamma_{\max}/8)` over the
+real eigenvalues of A (:func:`~lipcore.bounds.eigen_gamma`); ``norm_v`` and ``norm_vu`` are ‖V‖₂ and
+‖Vu‖, u the unit eigenvector.
 """
 
 from __future__ import annotations
