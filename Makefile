@@ -6,6 +6,7 @@ PIP_FLAGS ?=
 ATTACK_FLAGS ?=
 SWEEP_FLAGS ?=
 BENCH_FLAGS ?=
+LAB_FLAGS ?=
 PYTEST_FLAGS ?= -n auto --dist worksteal
 
 VENV  := .venv
@@ -19,7 +20,7 @@ export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env weights book pdf zip editions wheel serve links test check attack sweep bench lint lock clean distclean
+.PHONY: help env weights lab notebook book pdf zip editions wheel serve links test check attack sweep bench lint lock clean distclean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +39,19 @@ $(WEIGHTS): $(wildcard lipcore/models/sources.py) | $(STAMP)
 	@# the first load unpacks the 4-bit weights once; several pages at the same time would each do it
 	$(BIN)/python -c 'from lipcore import models; models.load("smollm2")'
 	@mkdir -p $(BUILD) && touch $@
+
+lab: $(STAMP) $(WEIGHTS)  ## open the chapters as notebooks in JupyterLab
+	$(BIN)/jupytext-config --settings-file $(VENV)/etc/jupyter/labconfig/default_setting_overrides.json set-default-viewer markdown
+	$(BIN)/jupyter-lab --LabApp.default_url=/lab/tree/notebooks $(LAB_FLAGS)
+
+CHAPTERS := $(basename $(notdir $(wildcard notebooks/*.md)))
+CHOSEN    = $(filter $(CHAPTER) $(CHAPTER)_%,$(CHAPTERS))
+
+notebook: $(STAMP) $(WEIGHTS)  ## execute one chapter to an .ipynb: make notebook CHAPTER=07
+	$(if $(filter 1,$(words $(CHOSEN))),,$(error CHAPTER="$(CHAPTER)" is not one chapter; there are $(CHAPTERS)))
+	@mkdir -p $(BUILD)/notebooks
+	@$(BIN)/jupytext --quiet --to ipynb --execute notebooks/$(CHOSEN).md --output $(BUILD)/notebooks/$(CHOSEN).ipynb
+	@echo $(BUILD)/notebooks/$(CHOSEN).ipynb
 
 book: $(STAMP) $(WEIGHTS)  ## execute what changed and build _build/html
 	$(BIN)/jupyter-book build -W -n --keep-going .

@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     from lipcore import adversarial, bounds, jacobian, measures, models, spectral
     from lipcore.attention import Attention, attention_map
     from lipcore.jacobian import AttentionJacobian, AutogradJacobian
-    from lipcore.spectral import SpectralNorm, local_lipschitz, spectral_norm
+    from lipcore.results import SpectralNorm
+    from lipcore.spectral import local_lipschitz, spectral_norm
 
 __all__ = [
     "Attention",
@@ -33,7 +34,7 @@ _HOMES = {
     "attention_map": "attention",
     "AttentionJacobian": "jacobian",
     "AutogradJacobian": "jacobian",
-    "SpectralNorm": "spectral",
+    "SpectralNorm": "results",
     "local_lipschitz": "spectral",
     "spectral_norm": "spectral",
 }

@@ -69,13 +69,13 @@ const fitFormulas = () => {
 addEventListener("DOMContentLoaded", () => document.querySelectorAll(".bd-article .cell_output td, .bd-article .cell_output tbody th").forEach((c) => {
   if (c.textContent.trim().length <= 12) c.style.whiteSpace = "nowrap";
 }));
-// On a narrow screen a table of words that does not fit becomes a list: each cell says its column.
-const stackTables = () => document.querySelectorAll(".bd-article table:not(.scoreboard, .dataframe, .indextable, .modindextable)").forEach((t) => {
+// On a narrow screen a table of words, or of many columns, that does not fit becomes a list: each cell says its column.
+const stackTables = () => document.querySelectorAll(".bd-article table:not(.scoreboard, .indextable, .modindextable)").forEach((t) => {
   t.classList.remove("stacked");
   const names = [...t.querySelectorAll("thead tr:last-child > *")].map((h) => h.textContent.trim());
   if (!narrow.matches || names.length < 3 || !t.clientWidth) return;
   const tall = [...t.rows].some((r) => r.clientHeight > 240), wordy = [...t.querySelectorAll("td")].some((c) => c.textContent.length > 24);
-  if (!tall && (!wordy || t.scrollWidth <= t.parentElement.clientWidth + 1)) return;
+  if (!tall && ((!wordy && names.length < 6) || t.scrollWidth <= t.parentElement.clientWidth + 1)) return;
   t.querySelectorAll("tbody tr").forEach((r) => [...r.cells].forEach((c, i) => { c.dataset.column = names[i] || ""; c.classList.toggle("blank", !c.textContent.trim()); }));
   t.classList.add("stacked");
 });
@@ -119,11 +119,3 @@ const keepTogether = () => document.querySelectorAll('.bd-article mjx-container:
 addEventListener("load", () => document.querySelectorAll(".bd-article .admonition-title > .toggle-button").forEach((b) => {
   b.setAttribute("aria-label", `Show or hide ${b.parentElement.textContent.trim()}`);
 }));
-
-// A hit may lead to a place without words, such as an entry of the index: then its page is quoted.
-addEventListener("DOMContentLoaded", () => {
-  if (typeof Search === "undefined") return;
-  const quoted = Search.makeSearchSummary;
-  Search.makeSearchSummary = (page, words, place) =>
-    quoted(page, words, place) ?? quoted(page, words) ?? document.createElement("p");
-});

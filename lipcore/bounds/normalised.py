@@ -20,7 +20,8 @@ from lipcore.bounds._logarithms import log_
 from lipcore.bounds._matrices import product_norm, square_root
 from lipcore.bounds.gap import score_gap_upper
 from lipcore.bounds.layer import join_heads
-from lipcore.jacobian import AttentionJacobian, LinearOperator
+from lipcore.jacobian import AttentionJacobian
+from lipcore.operators import LinearOperator
 from lipcore.spectral import spectral_norm
 
 _BISECTIONS = 200  # halvings of the multiplier's bracket: down to rounding

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -87,7 +88,7 @@ _RC = {
 def use_style() -> None:
     """Set matplotlib's defaults for the rest of the session.
 
-    In a notebook, figures become reproducible SVG.
+    In a notebook, figures become reproducible SVG, and PDF to take away.
 
     Examples
     --------
@@ -99,11 +100,15 @@ def use_style() -> None:
     mpl.rcParams.update(_RC)
     try:
         from IPython import get_ipython
+        from IPython.core.pylabtools import print_figure
         from matplotlib_inline.backend_inline import set_matplotlib_formats
     except ImportError:
         return
-    if get_ipython() is not None:
+    shell = get_ipython()
+    if shell is not None:
         set_matplotlib_formats("svg", metadata={"Date": None})
+        pdf = partial(print_figure, fmt="pdf", metadata={"CreationDate": None})
+        shell.display_formatter.formatters["application/pdf"].for_type(Figure, pdf)
 
 
 def figure(
@@ -135,6 +140,35 @@ def figure(
         height = (4.3 if columns == 1 else 3.6 if columns == 2 else 2.7) * rows
     with mpl.rc_context(_RC):
         return plt.subplots(rows, columns, figsize=(width, height), **options)
+
+
+def thumbnail(xlabel: str, ylabel: str, *, spines: bool = True) -> tuple[Figure, Axes]:
+    """Make a panel for a card: small, with large words and without ticks.
+
+    Parameters
+    ----------
+    xlabel, ylabel : str
+        Few words.
+    spines : bool
+        Whether the two axes are drawn as lines.
+
+    Returns
+    -------
+    Figure, Axes
+
+    Examples
+    --------
+    >>> fig, ax = thumbnail("length", "constant")
+    >>> len(ax.get_xticks())
+    0
+    >>> plt.close(fig)
+    """
+    fig, ax = figure(width=3.1, height=1.9)
+    ax.set(xticks=[], yticks=[], xlabel=xlabel, ylabel=ylabel)
+    ax.grid(False)
+    ax.margins(x=0.04, y=0.12)
+    ax.spines[["left", "bottom"]].set_visible(spines)
+    return fig, ax
 
 
 def values_by_length(

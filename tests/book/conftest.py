@@ -41,6 +41,12 @@ See {doc}`../notebooks/one`, {cite:t}`castin2024` and {repository}`the list <blo
 .. automodule:: tinypkg.numbers
    :members:
 ```
+
+```{figure-list}
+```
+
+```{colours}
+```
 """,
     "book/scoreboard.md": "# Scoreboard\n\n```{scoreboard}\n```\n",
     "book/bibliography.md": "# Bibliography\n\n```{bibliography}\n:all:\n```\n",
@@ -112,7 +118,7 @@ print("sides", shapes.sides())
 mystnb:
   figure:
     name: fig-line
-    caption: A line. It rises.
+    caption: A line, $n^2$. It rises.
   image:
     alt: a line that rises
 ---

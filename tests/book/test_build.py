@@ -170,15 +170,48 @@ def test_a_figure_is_there_for_light_and_for_dark(book):
     pictures = re.findall(r"<img [^>]*>", box)
     for mode, picture in zip(("light", "dark"), pictures, strict=True):
         assert f"only-{mode}" in picture and 'alt="a line that rises"' in picture
+        assert 'loading="lazy"' in picture and re.search(r'width="\d+"', picture)
         source = re.search(r'src="\.\./([^"]*)"', picture)[1]
         text = (book.html / source).read_text(encoding="utf8")
         assert getattr(ROLES["unified"], mode) in text
-    assert "<figcaption>" in page.split(box)[1]
+    caption = page.split(box)[1].split("</figcaption>")[0]
+    for address, name in re.findall(r'href="\.\./([^"]*)" download="([^"]*)"', caption):
+        start = (book.html / address).read_bytes()[:5]
+        assert start == {"svg": b"<?xml", "pdf": b"%PDF-"}[name.removeprefix("fig-line.")]
+    assert caption.count("download=") == 3  # the SVG for light, for dark, and the PDF
+    assert "application/pdf" not in (book.html / "_sources" / "notebooks" / "two.ipynb").read_text()
+
+
+def test_the_figures_are_listed(book):
+    page = (book.html / "book" / "index.html").read_text(encoding="utf8")
+    (items,) = re.findall(r'<ul class="figure-list[^>]*>(.*?)</ul>', page, re.DOTALL)
+    assert (
+        '<a class="reference internal" href="../notebooks/two.html#fig-line">Fig. B.1</a>' in items
+    )
+    assert "A line, " in items and "n^2" in items and "It rises" not in items
+    assert "mathjax" in page.lower()
+
+
+def test_every_page_knows_the_dictionary_of_colours(book):
+    page = (book.html / "book" / "index.html").read_text(encoding="utf8")
+    assert page.count("_static/colours.css") == 1
+    style = (book.html / "_static" / "colours.css").read_text(encoding="utf8")
+    for name, role in ROLES.items():
+        variable = f"--colour-{name.replace('_', '-')}"
+        assert (
+            f"{variable}-light: {role.light};" in style
+            and f"{variable}-dark: {role.dark};" in style
+        )
+        assert f'<span class="pre">colour("{name}")</span>' in page.replace("&quot;", '"')
+        assert page.count(f'stroke="{role.dark}"') >= 1 <= page.count(f'stroke="{role.light}"')
+    light, dark = style.split("html[data-theme")
+    assert "--colour-nudge: var(--colour-nudge-light);" in light
+    assert "--colour-nudge: var(--colour-nudge-dark);" in dark
 
 
 def test_a_docstring_leads_to_its_theorem(book):
     index = (book.html / "book" / "index.html").read_text(encoding="utf8")
-    assert 'href="../notebooks/one.html#thm-growth">Theorem 1</a>' in index
+    assert 'href="../notebooks/one.html#thm-growth">Theorem A.1</a>' in index
 
 
 def test_the_repository_is_linked(book):
@@ -246,7 +279,7 @@ def test_a_notebook_with_outputs_is_offered(book):
     assert any("value" in o.get("text", "") for o in outputs)
     prose = "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
     assert (
-        "**Theorem 1 (Growth).**" in prose
+        "> **Theorem A.1 (Growth).**" in prose
         and "\\mathbb{R}" in prose
         and "Castin et al. (2024)" in prose
     )
@@ -259,7 +292,7 @@ def test_references_between_pages_become_links_to_notebooks(book):
         (book.html / "_sources" / "notebooks" / "two.ipynb").read_text(encoding="utf8")
     )
     prose = "".join(notebook["cells"][0]["source"])
-    assert "[Theorem 1](one.ipynb#thm-growth)" in prose and "(1)" in prose
+    assert "[Theorem A.1](one.ipynb)" in prose and "(1)" in prose
 
 
 def test_a_page_loads_nothing_from_outside(book):

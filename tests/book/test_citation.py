@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from book_build.citations import author_year
+from pybtex.database import parse_file
 
 ROOT = Path(__file__).resolve().parents[2]
 CITATION = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf8"))
@@ -52,3 +54,13 @@ def test_the_book_is_cited_alike():
         fields["author"] == CITATION["authors"][0]["name"]
         and fields["url"] == CITATION["repository-code"]
     )
+
+
+def test_every_work_has_a_name_of_its_own():
+    works = parse_file(str(ROOT / "book" / "references.bib")).entries
+    names = {key: author_year(work) for key, work in works.items()}
+    assert len(set(names.values())) == len(names)
+    assert names["castin2024"] == ("Castin et al.", "2024")
+    assert names["castin2024code"] == ("Castin et al.", "2024, code")
+    assert names["hochstenbach2013"][0] == "Hochstenbach" and "and" in names["zhang2019"][0]
+    assert names["vandorsselaer2000"][0] == "van Dorsselaer et al."

@@ -3,10 +3,13 @@
 import ast
 import re
 import subprocess
+import sys
 import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import SimpleNamespace
 
+import jupytext
 import pytest
 import yaml
 from book_build import reference
@@ -52,6 +55,49 @@ def test_the_package_alone_is_light():
         "torch",
         "tqdm",
     }
+
+
+def extra(name: str) -> set[str]:
+    """The packages of an extra, with those of the extras that it names, and of the package alone."""
+    found = {Requirement(text) for text in PROJECT["dependencies"]}
+    names = [name]
+    while names:
+        for text in PROJECT["optional-dependencies"][names.pop()]:
+            requirement = Requirement(text)
+            found.add(requirement)
+            names += requirement.extras if requirement.name == PROJECT["name"] else ()
+    return {canonicalize_name(requirement.name) for requirement in found}
+
+
+def test_a_downloaded_notebook_finds_what_it_imports():
+    """Where nothing else is installed, its first cell installs the package with this extra."""
+    imported = {
+        name
+        for page in [*(ROOT / "notebooks").glob("*.md"), ROOT / "book" / "how_to_run.md"]
+        for name in re.findall(r"^(?:from|import) (\w+)", code_of(page), re.MULTILINE)
+    }
+    known = packages_distributions()
+    needed = {canonicalize_name(known[name][0]) for name in imported - set(sys.stdlib_module_names)}
+    assert needed and needed <= extra("book")
+
+
+def code_of(page: Path) -> str:
+    notebook = jupytext.read(page, fmt="md:myst")
+    return "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
+
+
+def test_without_make_and_with_conda_the_same_is_done_as_by_make_lab():
+    page = (ROOT / "book" / "how_to_run.md").read_text(encoding="utf8")
+    recipe = (ROOT / "Makefile").read_text(encoding="utf8")
+    blocks = re.findall(r"^```bash\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    by_hand = [block for block in blocks if "jupyter lab" in block]
+    assert len(by_hand) == 2
+    for command in (
+        "--LabApp.default_url=/lab/tree/notebooks",
+        "set-default-viewer markdown",
+        "lipcore fetch minilm smollm2",
+    ):
+        assert command in recipe and all(command in block for block in by_hand)
 
 
 def test_conda_installs_the_lock_on_the_same_python():

@@ -9,6 +9,7 @@ from pathlib import Path
 import nbformat
 import pytest
 import yaml
+from book_build.downloads import show_pictures
 from nbclient import NotebookClient
 
 BUILD = Path(__file__).resolve().parents[2] / "_build"
@@ -45,8 +46,28 @@ def test_a_notebook_holds_every_output(docname):
     executed = nbformat.read(BUILD / "jupyter_execute" / f"{docname}.ipynb", as_version=4)
     cells, executed = own_cells(notebook), code(executed)
     assert [c.source for c in cells] == [c.source for c in executed]
+    for cell in executed:
+        show_pictures(cell)
     assert [c.outputs for c in cells] == [c.outputs for c in executed]
     assert any(c.outputs for c in cells)
+
+
+@pytest.mark.parametrize("docname", notebooks())
+def test_a_notebook_shows_its_figures_and_gathers_its_solutions(docname):
+    source = (BUILD.parent / f"{docname}.md").read_text(encoding="utf8")
+    notebook = downloaded(docname)
+    prose = "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
+    assert prose.count("### Solution of [Exercise ") == len(
+        re.findall(r"^[`:]{3,}\{solution-start\}", source, re.MULTILINE)
+    )
+    assert len(re.findall(r"^\*Figure ", prose, re.MULTILINE)) == len(
+        re.findall(r"^    name: fig-", source, re.MULTILINE)
+    )
+    shown = [list(output.get("data", {})) for cell in code(notebook) for output in cell.outputs]
+    assert not any("image/svg+xml" in kinds for kinds in shown)
+    for cell in code(notebook):
+        folded = cell.metadata.get("jupyter", {}).get("source_hidden", False)
+        assert folded == ("hide-input" in cell.metadata.get("tags", []))
 
 
 def test_a_notebook_runs_outside_the_repository(tmp_path):

@@ -10,7 +10,7 @@ from torch.nn.functional import dropout, scaled_dot_product_attention
 
 import lipcore.jacobian as module
 from lipcore import Attention, AttentionJacobian, AutogradJacobian, local_lipschitz, spectral_norm
-from lipcore.jacobian import MatrixOperator
+from lipcore.operators import MatrixOperator
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}  # float64, against autodiff
 
@@ -282,7 +282,7 @@ BAD_MAPS = {
     "dropout in a function": (
         lambda: lambda X: dropout(X, 0.5, training=True),
         ValueError,
-        "fn: expected the same output",
+        "fn: expected a map without chance",
     ),
     "tuple": (
         lambda: lambda X: (X, None),
@@ -296,7 +296,7 @@ BAD_MAPS = {
         r"fn: expected an output that begins with the batch \(2,\)",
     ),
     "another dtype": (lambda: lambda X: X.float(), TypeError, r"fn\(X\) is torch.float32"),
-    "not finite": (lambda: lambda X: X / 0, ValueError, "fn: expected a finite output at X"),
+    "not finite": (lambda: lambda X: X / 0, ValueError, r"fn\(X\): expected finite entries"),
 }
 
 
@@ -309,14 +309,12 @@ def test_bad_maps(name):
 
 
 def test_no_derivative_rule():
-    """The error says in one line what to change."""
-    J = AutogradJacobian(_NoRule.apply, torch.ones(3, 2))
-    for product in (J.matvec, J.rmatvec):
-        with pytest.raises(
-            NotImplementedError, match=r"automatic differentiation has no rule.*explicit softmax"
-        ) as caught:
-            product(torch.ones(3, 2))
-        assert "\n" not in str(caught.value)
+    """The error says in one line what to change, and at once."""
+    with pytest.raises(
+        NotImplementedError, match=r"has no rule.*Function in it a backward"
+    ) as caught:
+        AutogradJacobian(_NoRule.apply, torch.ones(3, 2))
+    assert "\n" not in str(caught.value)
 
 
 def test_bad_tokens():

@@ -34,6 +34,15 @@ DESKTOP = {"width": 1280, "height": 900}
 PAPER = {"width": 760, "height": 1075}  # A4 within its margins
 
 
+# What does not belong in a notebook, which stands alone.
+MISPLACED = {
+    "a label without its text": r"\*\*(?:Solution|Exercise)\.\*\*|\*\*Solution \(.*",
+    "a statement that is not quoted": r"^\*\*(?:Theorem|Proposition|Lemma|Corollary|Definition)\b.*",
+    "an exercise after the solutions": r"^## Solutions\n(?:.*\n)*?(\*\*Exercise.*)",
+    "it needs the page": r"^[^#\n]*(\b[Dd]rag the\b(?![^\[\n]*\])|\bPress \*|\btab key\b|\baddress of this page\b)",
+}
+
+
 def chromium_path() -> str | None:
     """Return the browser of the system, or None for playwright's own."""
     return (
@@ -125,8 +134,7 @@ def check_mathematics(page, expected: int = 0) -> list[str]:
 
 def formulas_in(html: str) -> int:
     """Count the formulas that the source of a page holds."""
-    claims = " ".join(re.findall(r'<div class="claim .*?</div>', html, re.DOTALL))
-    return html.count('class="math notranslate') + len(re.findall(r"\\\(.+?\\\)", claims))
+    return html.count('class="math notranslate')
 
 
 def check_notebook(path: Path) -> list[str]:
@@ -138,7 +146,14 @@ def check_notebook(path: Path) -> list[str]:
         nbformat.validate(notebook)
     except (ValueError, TypeError, AttributeError, KeyError, nbformat.ValidationError) as error:
         return [f"{path.name} is no notebook: {error}"]
-    faults = _unexecuted(notebook) + [f"raw MyST: {what}" for what in _raw_myst(notebook)[:3]]
+    prose = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    faults = _unexecuted(notebook) + [f"raw MyST: {what}" for what in _raw_myst(prose)[:3]]
+    for what, pattern in MISPLACED.items():
+        faults += [f"{what}: {found}" for found in re.findall(pattern, prose, re.MULTILINE)]
+    anchors = set(re.findall(r'<a id="([^"]+)">', prose))
+    faults += [
+        f"leads nowhere: {x}" for x in re.findall(r"\]\(#([^)]+)\)", prose) if x not in anchors
+    ]
     return [f"{path.name}: {fault}" for fault in faults]
 
 
@@ -156,8 +171,7 @@ def _unexecuted(notebook) -> list[str]:
     return faults
 
 
-def _raw_myst(notebook) -> list[str]:
-    prose = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+def _raw_myst(prose: str) -> list[str]:
     directives = re.findall(r"^\s*(?:`{3,}|:{3,})\{[\w:-]+\}|^\([\w:-]+\)=", prose, re.MULTILINE)
     prose = re.sub(r"```\w*\n.*?```", "", prose, flags=re.DOTALL)
     roles = re.findall(r"\{[a-z][\w:-]*\}`[^`\n]+`", re.sub(r"`\{[^`\n]*`", "", prose))

@@ -79,9 +79,16 @@ window.bookChecks = (() => {
     return [...faults.values()];
   };
 
-  const figures = () => all("article .cell_output img, article figure img").flatMap((e) => {
+  const loaded = async (images) => {
+    images.forEach((e) => { e.loading = "eager"; });
+    await Promise.all(images.map((e) => e.decode().catch(() => {})));
+    return images;
+  };
+  const figures = async () => (await loaded(all("article .cell_output img, article figure img").filter((e) => e.offsetParent))).flatMap((e) => {
     const style = getComputedStyle(e), faults = [];
-    if (style.backgroundColor !== "rgb(255, 255, 255)") faults.push("has no white ground");
+    const forBoth = e.matches(".only-light, .only-dark"), white = style.backgroundColor === "rgb(255, 255, 255)";
+    if (!forBoth && !white) faults.push("has no white ground");
+    if (forBoth && style.backgroundColor !== "rgba(0, 0, 0, 0)") faults.push("has a ground of its own");
     if (style.filter !== "none") faults.push("is dimmed");
     if (!e.naturalWidth) faults.push("is empty");
     return faults.map((fault) => `figure ${sources(e)} ${fault}`);
@@ -127,6 +134,17 @@ window.bookChecks = (() => {
   // Matrices may be wider than a phone; other formulas are broken into lines.
   const scrollingFormulas = () => all('.bd-article mjx-container[display="true"]')
     .filter((m) => m.scrollWidth > m.clientWidth + 1 && !m.querySelector("mjx-mtable")).map((m) => `formula scrolls: ${formula(m)}`);
+
+  // Code that does not fit its box, and plumbing that a reader sees. What draws a figure is folded below the figure.
+  const plumbing = /\b(glue|claim|checked|use_style)\s*\(|\bplt\./;
+  const code = () => {
+    const listings = all("article div.highlight pre").filter((e) => !e.closest(".cell_output") && e.checkVisibility());
+    const read = listings.filter((e) => e.closest(".cell_input") && !e.closest("details.hide, details.check"));
+    return [
+      ...listings.filter((e) => e.scrollWidth > e.clientWidth + 1).map((e) => `code overflows: ${begins(e)}`),
+      ...read.filter((e) => plumbing.test(e.textContent)).map((e) => `plumbing: ${e.textContent.match(plumbing)[0]} in ${begins(e)}`),
+    ];
+  };
 
   const folded = (part) => {
     const inside = all("p, pre, div.math", part).find((e) => e.textContent.trim() && !e.closest("summary") && !e.matches(".admonition-title"));
@@ -202,7 +220,7 @@ window.bookChecks = (() => {
   };
 
   return {
-    mathematics, width, contrast, figures, content, formulas, scrollingFormulas, paper, firstText,
+    mathematics, width, contrast, figures, content, formulas, scrollingFormulas, code, paper, firstText,
     lighten, settled, stopMotion, openAll, beforePrint,
   };
 })();

@@ -52,7 +52,7 @@ def everything(page) -> list[str]:
     found = check_mathematics(page, formulas) + check(page, "width", "content", "firstText")
     found += check(page, "formulas", "scrollingFormulas")
     page.evaluate("bookChecks.openAll()")
-    return found + check(page, "contrast", "figures") + audit(page)
+    return found + check(page, "contrast", "figures", "code") + audit(page)
 
 
 def on_paper(page) -> list[str]:
@@ -64,6 +64,14 @@ def on_paper(page) -> list[str]:
 GOOD = """<p>Words, <code>$HOME \\\\frac</code>, and <a href="#x">a link</a>.</p>
 <figure><img alt="a curve" src="SVG" style="background: #fff"></figure>
 <div style="overflow-x: auto" tabindex="0"><div style="width: 2000px">wide in its own box</div></div>
+<div class="cell"><div class="cell_output"><div class="highlight"><pre tabindex="0"
+ style="width: 99px; overflow-x: auto">a
+long line that is printed</pre></div></div></div>
+<div class="cell"><div class="cell_input"><div class="highlight"><pre>y = torch.cat(x)</pre></div></div>
+<details class="hide"><summary>Show</summary>
+<div class="cell_input"><div class="highlight"><pre>plt.plot()</pre></div></div></details>
+<details class="check"><summary>✓</summary>
+<div class="cell_input"><div class="highlight"><pre>checked()</pre></div></div></details></div>
 <details><summary>more</summary><p>words</p></details> <button>two</button>""".replace("SVG", SVG)
 
 
@@ -95,6 +103,9 @@ PLANTED = {
     "mjx-math “x+1”": "<mjx-container><mjx-math style='color: #a99'>x+1</mjx-math></mjx-container>",
     "picture without a description": figure("background: #fff", alt=""),
     "height='9'/%3E has no white ground": figure(""),
+    "height='9'/%3E has a ground of its own": figure("background: #fff").replace(
+        "<img", "<img class='only-light'"
+    ),
     "height='9'/%3E is dimmed": figure("background: #fff; filter: brightness(.8)"),
     "AA== is empty": figure("background: #fff", src="data:image/png;base64,AA=="),
     "id twice stands 2 times": "<p id='twice'>x</p><p id='twice'>y</p>",
@@ -107,6 +118,14 @@ PLANTED = {
     "formula scrolls: wide": "<div class='bd-article'><mjx-container display='true' tabindex='0' "
     "style='display: block; width: 9px; overflow-x: auto'><mjx-math>wide</mjx-math>"
     "<mjx-assistive-mml>wide</mjx-assistive-mml></mjx-container></div>",
+    "code overflows: pre “x = 'long'": "<div class='highlight'><pre tabindex='0' style='width: 99px; overflow-x: auto'>"
+    "x = 'long' + 'longer' + 'longest'</pre></div>",
+    "code overflows: pre “folded": "<details class='check'><summary>✓</summary><div class='highlight'>"
+    f"<pre tabindex='0' style='width: 99px; overflow-x: auto'>folded = {'long ' * 9}</pre></div></details>",
+    "plumbing: claim( in pre “see it": "<div class='cell_input'><div class='highlight'>"
+    "<pre>see it; claim('x')</pre></div></div>",
+    "plumbing: plt. in pre “open it": "<details><summary>Solution</summary>"
+    "<div class='cell_input'><div class='highlight'><pre>open it; plt.plot()</pre></div></div></details>",
     "first text after": "<script>window.bookTypeset = 0  // before anything is drawn</script>",
     "image-alt: ": f"<img src='{SVG}'>",
     "button-name: ": "<button></button>",
@@ -184,6 +203,16 @@ def notebook(**changes) -> str:
         (notebook(prose=":::{note}\nx\n:::"), "raw MyST"),
         (notebook(prose="see {cite:t}`castin2024`"), "raw MyST"),
         (notebook(prose="(label)=\nx"), "raw MyST"),
+        (notebook(prose="**Solution.**"), "without its text"),
+        (notebook(prose="**Solution (ex-one).**"), "without its text"),
+        (notebook(prose="**Theorem 1.2.** $x$"), "not quoted"),
+        (notebook(prose="> **Theorem 1.2.** $x$"), None),
+        (notebook(prose="## Solutions\n\nOne.\n\n**Exercise 2**"), "after the solutions"),
+        (notebook(prose="Drag the tokens."), "needs the page"),
+        (notebook(prose="Press *All equal*."), "needs the page"),
+        (notebook(prose="# Drag the tokens\n\nSee [Drag the tokens](a.ipynb)."), None),
+        (notebook(prose="See [1](#thm-one)."), "nowhere"),
+        (notebook(prose='<a id="ex-one"></a> See [1](#ex-one).'), None),
         (json.dumps({"cells": 3}), "no notebook"),
         ("not json", "no notebook"),
     ],

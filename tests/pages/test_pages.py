@@ -21,8 +21,11 @@ from checker import (
 
 ROOT = Path(__file__).resolve().parents[2]
 HTML = ROOT / "_build" / "html"
-GENERATED = {"index.html", "genindex.html", "search.html", "prf-prf.html", "py-modindex.html"}
+GENERATED = {"index.html", "genindex.html", "search.html", "py-modindex.html"}
 MEGABYTE = 2**20
+# Pages whose cells do not have their form yet.
+CONFIG = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf8"))["sphinx"]["config"]
+TO_DO = {f"{page}.html" for page in CONFIG["book_to_do"]}
 # Pages with long formulas; all of these can be broken into lines that a phone is wide enough for.
 LONG_FORMULAS = {
     "notebooks/05_general_upper_bound.html",
@@ -63,6 +66,7 @@ def test_a_page_on_a_desktop(built_page, desktop, site):
     faults = check_mathematics(page, formulas_in(built(built_page))) + check(page, "width")
     faults += [] if built_page in GENERATED else check(page, "content", "firstText")
     page.evaluate("bookChecks.openAll()")
+    faults += check(page, "code") if built_page not in TO_DO else []
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
         page.wait_for_selector(f"html[data-theme={scheme}]")
@@ -78,6 +82,7 @@ def test_a_page_on_a_phone_and_on_paper(built_page, phone, site):
     closed = page.locator("article details:not([open])").count()
     page.evaluate("bookChecks.beforePrint()")
     faults += check(page, "width", "formulas")
+    faults += check(page, "code") if built_page not in TO_DO else []
     if built_page in LONG_FORMULAS:
         assert page.locator(".bd-article mjx-container.broken").count(), "has no long formula"
         faults += check(page, "scrollingFormulas")
@@ -153,10 +158,11 @@ def test_a_page_says_when_it_was_executed(page):
 
 @pytest.mark.parametrize("page", toc_pages())
 def test_a_page_weighs_less_than_a_megabyte(page):
-    """With its pictures, but without what all pages share."""
+    """With its pictures, in the light, but without what all pages share."""
     html = built(f"{page}.html")
     article = html[html.find("<article") : html.find("</article>")]
     pictures = {s for s in re.findall(r'<img[^>]+src="([^":]+)"', article) if "_static" not in s}
+    pictures = {picture for picture in pictures if not picture.endswith("-dark.svg")}
     folder = (HTML / page).parent
     sizes = [(folder / picture).resolve().stat().st_size for picture in pictures]
     assert len(html.encode()) + sum(sizes) <= MEGABYTE

@@ -1,15 +1,23 @@
-"""What a reader does with a page: hover over a reference, search, look for a claim."""
+"""What a reader does with a page: hover over a reference, search, look for a claim, read a number."""
 
 import re
 from urllib.parse import quote
 
 import pytest
-from checker import DESKTOP
-from test_pages import HTML, built, notebooks
+from checker import DESKTOP, Watched
+from lxml.html import fromstring
+from test_form import TO_DO as UNCONVERTED
+from test_pages import HTML, built, notebooks, toc_pages
 
 LOCAL = HTML.as_uri()  # previews work from a folder too; over http, see the last of their tests
 PREVIEW = "#book-preview"
 SCORE_GAP = "a.internal[href='06_lower_bound.html#def-score-gap']"
+
+# Pages whose tables are not typeset yet, and what on a page is no prose.
+TO_DO = {f"notebooks/{page}" for page in UNCONVERTED}
+NO_PROSE = (
+    ".//pre | .//code | .//script | .//*[contains(@class, 'math')] | .//dl[contains(@class, 'py')]"
+)
 
 # On which page what is hovered, and what must then be read.
 HOVERED = {
@@ -79,6 +87,56 @@ def test_a_reference_to_a_figure_shows_the_figure(desktop):
     page.wait_for_function("document.querySelector('#book-preview img').naturalWidth > 0")
 
 
+def with_figures() -> str:
+    """A page whose figures are drawn for light and for dark."""
+    return next(page for page in notebooks() if "only-dark" in article(page))
+
+
+def article(page: str) -> str:
+    html = built(f"{page}.html")
+    return html[html.find("<article") : html.find("</article>")]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_figure_is_enlarged_by_key_and_by_pointer(scheme, browser, site):
+    with Watched(browser, site, dark=scheme == "dark") as watched:
+        page = watched.open(f"{site}/{with_figures()}.html").page
+        page.evaluate("bookChecks.openAll()")
+        figure = page.locator("article figure:has(.figure-modes)").first
+        picture = figure.locator(f"img.only-{scheme}")
+        assert picture.is_visible() and figure.locator("img:visible").count() == 1
+        before = picture.bounding_box()["width"]
+        button = figure.get_by_role("button", name="Enlarge")
+        for ask in (lambda: (button.focus(), page.keyboard.press("Enter")), picture.click):
+            ask()
+            sheet = page.locator(f"dialog.figure-sheet img.only-{scheme}")
+            assert sheet.bounding_box()["width"] > before
+            page.keyboard.press("Escape")
+            page.wait_for_selector("dialog.figure-sheet", state="detached")
+        fetched = page.evaluate("performance.getEntriesByType('resource').map((r) => r.name)")
+        hidden = figure.locator(f"img:not(.only-{scheme})").get_attribute("src").rsplit("/", 1)[1]
+        assert not [name for name in fetched if name.endswith(hidden)], "nobody sees it"
+        assert watched.faults == []
+
+
+def test_every_figure_is_listed_and_offers_its_files():
+    listed = set(re.findall(r'href="\.\./([^"]*)\.html#(fig-[^"]*)"', built("book/figures.html")))
+    for page in notebooks():
+        for label, rest in re.findall(
+            r'<figure [^>]*id="(fig-[^"]*)">(.*?)</figure>', article(page), re.DOTALL
+        ):
+            assert (page, label) in listed
+            files = re.findall(r'href="([^"]*)" download="([^"]*)"', rest)
+            if "figure-modes" in rest:
+                assert [name for _, name in files] == [
+                    f"{label}.svg",
+                    f"{label}.svg",
+                    f"{label}.pdf",
+                ]
+            for address, _ in files:
+                assert ((HTML / page).parent / address).resolve().stat().st_size > 1000
+
+
 def test_a_preview_comes_and_goes_with_pointer_and_keyboard(desktop, site):
     page = desktop.open(f"{site}/notebooks/07_mean_field.html").page
     page.evaluate("bookChecks.openAll()")
@@ -123,19 +181,55 @@ SEARCHES = {
 }
 
 
+# What is typed, and the place that must be among the first three.
+NAMES = {
+    "Torn queries": "notebooks/06_lower_bound.html#thm-torn",
+    "Hardy's inequality": "notebooks/09_masked_attention.html#thm-masked-hardy",
+    "Wasserstein": "notebooks/04_measures_and_transport.html#def-wasserstein",
+    "attention sink": "book/glossary.html#term-attention-sink",
+    "cheat sheet": "book/notation.html",
+}
+
+
+def search(page, address: str, words: str) -> list[tuple[str, str, str]]:
+    """Search for words; return where the hits lead, what they are called, and what is quoted."""
+    page.goto(f"{address}/search.html?q={quote(words)}")
+    page.wait_for_selector("#search-results ul.search li a")
+    page.wait_for_function("/found/.test(document.querySelector('.search-summary').innerText)")
+    return page.eval_on_selector_all(
+        "#search-results ul.search > li",
+        "l => l.map(e => ['a', 'a', '.search-excerpt'].map((s, i) => i ? e.querySelector(s).innerText"
+        " : e.querySelector(s).getAttribute('href').replace(/^([.][/])+/, '')))",
+    )
+
+
 @pytest.mark.parametrize("words", SEARCHES)
 def test_the_search_finds_symbols_by_name(words, desktop, site):
-    page = desktop.open(f"{site}/search.html?q={quote(words)}").page
-    page.wait_for_selector("#search-results ul.search li a")
-    page.wait_for_function(
-        "/finished|found/.test(document.querySelector('#search-results').innerText)"
-    )
-    links = page.eval_on_selector_all(
-        "#search-results ul.search > li > a",
-        "a => a.slice(0, 3).map(e => e.getAttribute('href').split('#')[0])",
-    )
-    assert any(link.endswith(f"{SEARCHES[words]}.html") for link in links), links
+    hits = search(desktop.open(f"{site}/search.html").page, site, words)
+    links = [link.split("#")[0] for link, _, _ in hits[:3]]
+    assert f"{SEARCHES[words]}.html" in links
     assert desktop.faults == []
+
+
+@pytest.mark.parametrize("address", [LOCAL, None], ids=["from a disk", "from a server"])
+@pytest.mark.parametrize("words", NAMES)
+def test_the_search_finds_names(words, address, desktop, site):
+    page = desktop.open(f"{address or site}/search.html").page
+    links = [link for link, _, _ in search(page, address or site, words)[:3]]
+    assert any(link.startswith(NAMES[words]) for link in links), links
+    assert desktop.faults == []
+
+
+@pytest.mark.parametrize("words", ["Lipschitz", "score gap", "kappa", "bound", "Binder"])
+def test_a_hit_comes_once_and_quotes_a_sentence(words, desktop):
+    hits = search(desktop.open(f"{LOCAL}/search.html").page, LOCAL, words)
+    assert len({link for link, _, _ in hits}) == len(hits)
+    assert len({(link.split("#")[0], name) for link, name, _ in hits}) == len(hits)
+    assert [name for _, name, _ in hits if not name] == []
+    for _, _, text in hits:
+        assert re.search(r"[a-z]{3}", text) and not re.search(
+            r"\\|\bimport |Colab\b.*Binder", text
+        ), text
 
 
 def test_claims_and_scoreboard_lead_to_each_other():
@@ -153,6 +247,43 @@ def test_claims_and_scoreboard_lead_to_each_other():
         assert f'#claim-{key}"' in board
 
 
+def test_the_scoreboard_is_filtered_by_part_and_status(desktop, site):
+    page = desktop.open(f"{site}/book/scoreboard.html").page
+    rows = page.locator("table.scoreboard tbody tr")
+    everything, visible = rows.count(), page.locator("table.scoreboard tbody tr:visible")
+    assert visible.count() == everything
+    page.select_option(".board-filter [name=part]", label="Theorems")
+    assert 0 < visible.count() < everything
+    assert page.locator(".board-part:visible .rubric").all_inner_texts() == ["Theorems"]
+    page.select_option(".board-filter [name=part]", label="All parts")
+    page.select_option(".board-filter [name=status]", "open")
+    statuses = page.locator("table.scoreboard tbody tr:visible .claim-status").all_inner_texts()
+    assert set(statuses) == {"open"}
+    assert f"{len(statuses)} of {everything} claims" in page.locator(".board-filter").inner_text()
+    page.evaluate("location.hash = document.querySelector('tr.is-proved').id")
+    page.wait_for_selector("tr.is-proved:target", state="visible")
+    assert desktop.faults == []
+
+
+def test_the_scoreboard_fits_and_breaks_no_word(desktop, site):
+    page = desktop.open(f"{site}/book/scoreboard.html").page
+    for table in page.locator("table.scoreboard").all():
+        wide, room = table.evaluate("(e) => [e.scrollWidth, e.parentElement.clientWidth]")
+        assert wide <= room + 1
+    broken = page.eval_on_selector_all(
+        "table.scoreboard td a, table.scoreboard th",
+        r"""(cells) => cells.flatMap((cell) => {
+          const range = document.createRange(), node = document.createTreeWalker(cell, 4).nextNode();
+          return [...node.data.matchAll(/[^\s-]{2,}/g)].filter((m) => {
+            range.setStart(node, m.index);
+            range.setEnd(node, m.index + m[0].length);
+            return new Set([...range.getClientRects()].map((r) => Math.round(r.top))).size > 1;
+          }).map((m) => m[0]);
+        })""",
+    )
+    assert broken == []
+
+
 def test_the_scoreboard_needs_no_sideways_scrolling_on_a_phone(phone, site):
     page = phone.open(f"{site}/book/scoreboard.html").page
     table = page.locator("table.scoreboard").first
@@ -164,11 +295,49 @@ def test_the_scoreboard_needs_no_sideways_scrolling_on_a_phone(phone, site):
 
 def test_the_first_page_shows_its_findings():
     html = built("book/index.html")
+    assert html.index('id="live-teaser"') < html.index('id="what-was-found"')
     start = html.index('<section id="what-was-found">')
     found = html[start : html.index('<section id="how-to-read">')]
     cards = re.split(r'<div class="sd-card ', found)[1:]
     assert len(cards) == 5
     for card in cards:
-        picture = re.search(r'<img[^>]*alt="([^"]{20,})"[^>]*src="\.\./(_images/[^"]+)"', card)
-        assert picture and (HTML / picture[2]).exists()
+        pictures = re.findall(r'<img[^>]*alt="([^"]{20,})"[^>]*src="\.\./(_images/[^"]+)"', card)
+        assert len(pictures) == 2, "for light and for dark pages"
+        assert all((HTML / path).exists() for _, path in pictures)
         assert 'class="sd-stretched-link' in card
+
+
+@pytest.mark.parametrize("name", toc_pages())
+def test_a_page_describes_itself(name):
+    html = built(f"{name}.html")
+    said = re.search(r'<meta name="description" content="([^"]*)">', html)[1]
+    assert 40 <= len(said) <= 210 and not re.search(r"[\\$]", said)
+    assert f'<meta property="og:description" content="{said}">' in html
+    card = re.search(r'<meta property="og:image" content="https://[^"]+(/_static/[^"]+)">', html)[1]
+    assert (HTML / card.lstrip("/")).stat().st_size < 100_000
+
+
+def test_works_are_named_alike_and_code_apart():
+    works = fromstring(built("book/bibliography.html")).xpath("//div[@class='citation']/span")
+    listed = [work.text_content().strip("[]") for work in works]
+    assert {"Castin et al., 2024", "Castin et al., 2024, code"} <= set(listed)
+    assert len(set(listed)) == len(listed) > 40
+    for name in toc_pages():
+        html = built(f"{name}.html")
+        for words in re.findall(r'bibliography\.html#id\d+"[^>]*>(?:<span>)?([^<]+)<', html):
+            label = words.replace(" (", ", ").rstrip(")")
+            assert label in listed, f"{name}: {words}"
+
+
+# A number with a hyphen for its sign, a computer's power of ten, a power written with a caret.
+UNSET = re.compile(r"(?<![\w–-])-\d|\d[eE][+-]\d\d|\w\^[\d({]")
+
+
+@pytest.mark.parametrize("name", sorted(set(toc_pages()) - TO_DO))
+def test_numbers_are_typeset(name):
+    article = fromstring(built(f"{name}.html")).find(".//article")
+    for part in article.xpath(NO_PROSE):
+        part.drop_tree()
+    text = article.text_content()
+    found = [text[max(0, m.start() - 30) : m.end() + 10] for m in UNSET.finditer(text)]
+    assert found == []

@@ -4,17 +4,21 @@
 reach      which modules of the package a page can reach
 execution  cache keyed on what a page reaches; uncached notebooks in parallel
 offline    MathJax served by the book itself; redirect page; files for the host
-pages      unique ids, launch buttons that open, accessible tables
+pages      unique ids, launch buttons that open, accessible tables, links to the repository
 downloads  every notebook page as ``.ipynb`` with outputs, in plain Markdown
 editions   links to the PDF and the archive of the site
 provenance when, with what and how long each page was executed; the versions of all libraries
+citations  works named by author and year, in the text, the bibliography and on claims
 scoreboard the table of claims, collected from the executed pages
-results    a claim in its theorem's box; a check folded under its line
 figures    each figure for light and for dark pages, from one dictionary of colours
+figurelist the list of figures
+dictionary the dictionary of colours, as a table and for style sheets
+results    a claim in its theorem's box; a check folded under its line
 live       the live pictures, each with its script on its own page
 reference  a section of the reference for each module of the package
 hover      what a reference shows when it is hovered
-finding    a search that keeps the words of the index, thumbnails, links to the repository
+social     a description of each page, and a card for the book, where others link to it
+search     theorems and terms found by name, sentences as excerpts, from a disk too
 ========== ==========================================================================
 
 After a build, and without Sphinx, ``editions`` makes the archive, and with ``printed`` the PDF.
@@ -25,11 +29,13 @@ from __future__ import annotations
 from sphinx.application import Sphinx
 
 from . import (
+    citations,
+    dictionary,
     downloads,
     editions,
     execution,
+    figurelist,
     figures,
-    finding,
     hover,
     live,
     offline,
@@ -38,6 +44,8 @@ from . import (
     reference,
     results,
     scoreboard,
+    search,
+    social,
 )
 
 __version__ = "1.0"
@@ -51,20 +59,24 @@ def setup(app: Sphinx) -> dict:
         pages,
         provenance,
         downloads,
+        dictionary,
         figures,
+        figurelist,
         live,
         reference,
+        citations,
         scoreboard,
         results,
         editions,
         hover,
-        finding,
+        search,
+        social,
     )
     for part in parts:
         part.setup(app)
     return {
         "version": __version__,
-        "env_version": 5,
+        "env_version": 6,
         "parallel_read_safe": False,
         "parallel_write_safe": True,
     }

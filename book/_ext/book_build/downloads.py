@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import ast
+import base64
 import json
 import posixpath
 import re
+from collections.abc import Callable
+from html import escape
 from pathlib import Path
 
 import nbformat
 from sphinx.application import Sphinx
 
+from .citations import author_year
 from .execution import executed_notebook
 from .plain import Converter
 
 EXPLICIT = re.compile(r"^(?P<text>.*?)\s*<(?P<target>[^>]+)>$", re.DOTALL)
+
+SOLUTION = re.compile(
+    r"^(?P<fence>`{3,}|:{3,})\{solution-(?P<edge>start|end)\}[ \t]*(?P<label>\S*)[ \t]*\n"
+    r"(?:.*\n)*?(?P=fence)[ \t]*$",
+    re.MULTILINE,
+)
 
 
 class References:
@@ -23,6 +33,7 @@ class References:
     def __init__(self, app: Sphinx, docname: str):
         self.app, self.env, self.docname = app, app.env, docname
         self.bibliography = self.env.get_domain("cite").bibdata.data.entries
+        self._exercises = getattr(self.env, "sphinx_exercise_registry", {})
 
     def number(self, label: str) -> str:
         """Return the number of a theorem, exercise, figure or equation."""
@@ -34,6 +45,10 @@ class References:
                 if label in numbers:
                     return ".".join(map(str, numbers[label]))
         return ""
+
+    def _figures(self) -> set[str]:
+        numbers = self.env.toc_fignumbers.values()
+        return {label for page in numbers for label in page.get("figure", {})}
 
     def resolve(self, role: str, target: str) -> str:
         """Return Markdown for a role or a link."""
@@ -48,22 +63,17 @@ class References:
             return self._proof(text, name)
         if role == "eq":
             return f"({self.number(name) or name})"
+        if role in ("ref", "numref", "link") and name.lstrip("#") in self._exercises:
+            return self._exercise(text, name.lstrip("#"))
+        if name in self._figures():
+            return (text or "Figure %s").replace("%s", self.number(name))
         if role in ("ref", "numref", "doc", "link"):
             return self._link(role, text, name)
         return text if explicit else f"`{name.lstrip('~!')}`"
 
     def _citation(self, role: str, keys: str) -> str:
-        cited = []
-        for key in (k.strip() for k in keys.split(",")):
-            entry = self.bibliography.get(key)
-            if entry is None:
-                cited.append((key, ""))
-                continue
-            names = [
-                " ".join(p.last_names) or " ".join(p.first_names) for p in entry.persons["author"]
-            ]
-            who = " and ".join(names) if len(names) <= 2 else f"{names[0]} et al."
-            cited.append((who, entry.fields.get("year", "")))
+        entries = [self.bibliography.get(key.strip()) for key in keys.split(",")]
+        cited = [author_year(entry) for entry in entries if entry is not None]
         if role in ("cite:t", "cite:ts", "cite:ct"):
             return ", ".join(f"{who} ({year})" for who, year in cited)
         return "(" + "; ".join(f"{who}, {year}" for who, year in cited) + ")"
@@ -75,20 +85,24 @@ class References:
             or f"{item['realtype'].capitalize() if item else ''} {self.number(label)}".strip()
             or label
         )
-        return self._to(words, item["docname"], f"#{label}") if item else words
+        return self._to(words, item["docname"]) if item else words
+
+    def _exercise(self, text: str, label: str) -> str:
+        words = text or f"Exercise {self.number(label)}"
+        return self._to(words, self._exercises[label]["docname"], f"#{label}")
 
     def _link(self, role: str, text: str, name: str) -> str:
         standard = self.env.get_domain("std")
         page, _, anchor = name.partition("#")
         docname = self._page(page) if page else self.docname
-        label = name if role in ("ref", "numref") else anchor
+        label = anchor or name
         if label in standard.labels:
             docname, _, title = standard.labels[label]
             return self._to(text or title, docname, f"#{label}")
         if label in getattr(self.env, "proof_list", {}):
             return self._proof(text, label)
         if docname not in self.env.titles:
-            return f"[{text or name}]({name})"
+            return f"[{text or name}]({name})" if role == "link" else text or name
         return self._to(
             text or self.env.titles[docname].astext(), docname, f"#{anchor}" if anchor else ""
         )
@@ -98,7 +112,7 @@ class References:
         path = posixpath.normpath(posixpath.join(folder, path.lstrip("/")))
         return re.sub(r"\.(md|ipynb|html)$", "", path)
 
-    def _to(self, text: str, docname: str, anchor: str) -> str:
+    def _to(self, text: str, docname: str, anchor: str = "") -> str:
         """Link to a place on this page, to a sibling notebook, or to a page of the published book."""
         if docname == self.docname:
             return f"[{text}]({anchor})" if anchor else text
@@ -143,21 +157,75 @@ def opening_cells(app: Sphinx, docname: str) -> list:
     ]
 
 
+def solutions_last(cells: list) -> list:
+    """Gather the solutions under one heading at the end, each under the name of its exercise."""
+    body, solutions = [], []
+    label = ""  # of the exercise whose solution is being read
+    for cell in cells:
+        if cell.cell_type != "markdown":
+            (solutions if label else body).append(cell)
+            continue
+        position = 0
+        for mark in [*SOLUTION.finditer(cell.source), None]:
+            piece = cell.source[position : mark.start() if mark else None].strip("\n")
+            if piece:
+                (solutions if label else body).append(nbformat.v4.new_markdown_cell(piece))
+            if mark:
+                position, label = mark.end(), mark["label"] if mark["edge"] == "start" else ""
+                if label:
+                    title = f"### Solution of {{exercise}}`{label}`"
+                    solutions.append(nbformat.v4.new_markdown_cell(title))
+    if solutions:
+        body.append(nbformat.v4.new_markdown_cell("## Solutions"))
+    return body + solutions
+
+
+def caption(cell, number: Callable[[str], str]) -> list:
+    """Return what stands under a figure, as a cell."""
+    figure = cell.metadata.get("mystnb", {}).get("figure", {})
+    if not figure:
+        return []
+    words = f"*Figure {number(figure.get('name', ''))}".rstrip() + f".* {figure['caption']}"
+    return [nbformat.v4.new_markdown_cell(words)]
+
+
+def show_pictures(cell) -> None:
+    """Put drawings into HTML: Jupyter does not show an SVG in a notebook from elsewhere."""
+    alt = cell.metadata.get("mystnb", {}).get("image", {}).get("alt", "")
+    for output in cell.outputs:
+        svg = output.get("data", {}).pop("image/svg+xml", None)
+        if svg is not None:
+            address = "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
+            output["data"]["text/html"] = f'<img alt="{escape(alt)}" src="{address}">'
+
+
 def convert(app: Sphinx, docname: str) -> nbformat.NotebookNode:
     """Return the executed notebook of a page in plain Markdown."""
     notebook = nbformat.read(executed_notebook(app.env, docname), as_version=4)
     references = References(app, docname)
     macros = app.config.mathjax3_config.get("tex", {}).get("macros", {})
     converter = Converter(references.resolve, references.number, macros)
-    for index, cell in enumerate(notebook.cells):
+    cells = [
+        each
+        for cell in solutions_last(notebook.cells)
+        for each in (cell, *caption(cell, references.number))
+    ]
+    for index, cell in enumerate(cells):
         cell["id"] = f"cell-{index}"
+        for output in cell.get("outputs", []):  # the page offers it, a notebook shows the SVG
+            output.get("data", {}).pop("application/pdf", None)
         if cell.cell_type == "markdown":
             cell.source = converter.convert(cell.source)
+            continue
+        show_pictures(cell)
+        if "hide-input" in cell.metadata.get("tags", []):
+            cell.metadata["jupyter"] = {"source_hidden": True}
+    cells = [cell for cell in cells if cell.source]
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     notebook.metadata = nbformat.from_dict(
         {"kernelspec": kernel, "language_info": {"name": "python"}}
     )
-    notebook.cells = [notebook.cells[0], *opening_cells(app, docname), *notebook.cells[1:]]
+    notebook.cells = [cells[0], *opening_cells(app, docname), *cells[1:]]
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     nbformat.validate(notebook)
     return notebook

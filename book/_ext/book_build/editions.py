@@ -1,7 +1,7 @@
 """The book to take away: a PDF and an archive of the site beside the pages, and ``{take-away}`` that links to them.
 
 ``python -m book_build pdf`` and ``… zip`` make them after a build, if they are not there or are of other
-pages. They are not part of a build: without them the directive says where to get them. A build whose
+pages. They are not part of a build: without them the directive shows nothing. A build whose
 pages differ removes those of the pages before.
 """
 
@@ -25,9 +25,6 @@ WORDS = {
     "pdf": "The whole book as a PDF",
     "zip": "The whole site, to open without a network",
 }
-NONE = (
-    "<p><code>make editions</code> makes the whole book as a PDF, and the site as an archive.</p>"
-)
 BEGIN, END = "<!-- take-away -->", "<!-- /take-away -->"
 MARKED = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
 NOT_ARCHIVED = (".nojekyll", ".buildinfo", FILES["zip"])
@@ -42,9 +39,8 @@ def links(site: Path, up: str, kinds=tuple(FILES)) -> str:
         for kind in kinds
         if (site / FILES[kind]).exists()
     ]
-    if not items:
-        return f"{BEGIN}{NONE}{END}"
-    return f'{BEGIN}<ul class="simple take-away">{"".join(items)}</ul>{END}'
+    listed = f'<ul class="simple take-away">{"".join(items)}</ul>' if items else ""
+    return f"{BEGIN}{listed}{END}"
 
 
 class TakeAway(SphinxDirective):

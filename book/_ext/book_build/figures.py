@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import io
 import re
+import shutil
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -25,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 PAINT = re.compile(r"(\b(?:fill|stroke)(?:: *|=\"))([^;\"]+)")
 EMBEDDED = re.compile(r"(data:image/png;base64,)([A-Za-z0-9+/=\s]+)")
+FILLED = re.compile(r"\bfill:|\bfill-opacity: 0(?:;|$)")
 UNPAINTED = ("none", "transparent", "currentColor")
 DRAWN = ("path", "rect", "circle", "ellipse", "line", "polyline", "polygon", "use", "text")
 NOT_DRAWN = ("defs", "clipPath", "metadata")  # but where something refers to them
@@ -42,7 +44,7 @@ def black_by_default(svg: str) -> bool:
     while stack:
         node, painted = stack.pop()
         tag = node.tag.rpartition("}")[2]
-        painted = painted or "fill" in node.attrib or "fill:" in node.get("style", "")
+        painted = painted or "fill" in node.attrib or bool(FILLED.search(node.get("style", "")))
         if tag in DRAWN and not painted:
             return True
         stack += [(child, painted) for child in node if tag not in NOT_DRAWN]
@@ -97,47 +99,122 @@ def dark_version(svg: str) -> str:
     return EMBEDDED.sub(picture, PAINT.sub(paint, svg))
 
 
+class version_node(nodes.image):
+    """The light or the dark version of a figure, and its size."""
+
+
+class figure_files_node(nodes.General, nodes.Element):
+    """What a figure offers to take away: its SVG as it is shown, and its PDF."""
+
+
 def show_both(app: Sphinx, doctree: nodes.document) -> None:
-    """Put the dark version of each figure of an executed page beside the light one."""
-    docname = app.env.docname
-    if not app.env.metadata[docname].get("kernelspec"):
+    """Put the dark version of each figure of an executed page beside the light one, and its files below."""
+    env = app.env
+    if not env.metadata[env.docname].get("kernelspec"):
         return
+    documents = {}
     for image in list(doctree.findall(nodes.image)):
-        path = Path(app.srcdir) / image["uri"].lstrip("/")
-        if path.suffix != ".svg" or "jupyter_execute" not in path.parts:
+        light = Path(app.srcdir) / image["uri"].lstrip("/")
+        if light.suffix != ".svg" or "jupyter_execute" not in light.parts:
             continue
         try:
-            text = dark_version(path.read_text(encoding="utf8"))
+            text = dark_version(light.read_text(encoding="utf8"))
         except UnknownColourError as error:
-            if docname not in app.config.book_to_do:
+            if env.docname not in app.config.book_to_do:
                 text = "%s: %s is not in lipcore.lab.colours; take a role from there"
-                logger.warning(text, name_of(image), error, location=docname)
+                logger.warning(text, name_of(image), error, location=env.docname)
             continue
-        dark = path.with_name(f"{path.stem}-dark.svg")
-        dark.write_text(text, encoding="utf8")
-        image.replace_self(pair(image, dark))
+        light.with_name(f"{light.stem}-dark.svg").write_text(text, encoding="utf8")
+        document = document_beside(image)
+        figure = around(image, nodes.figure)
+        box = pair(image, size(text))
+        image.replace_self(box)
+        if figure is not None and document is not None:
+            documents[f"{light.stem}.pdf"] = document["uri"].lstrip("/")
+            uris = [copy["uri"].lstrip("/") for copy in box]
+            figure += figure_files_node(svg=uris, pdf=f"{light.stem}.pdf", name=name_of(box))
+    env.metadata[env.docname]["figure_documents"] = documents
 
 
-def name_of(image: nodes.image) -> str:
-    """Return the label of the figure that holds a picture."""
-    node = image
-    while node is not None and not isinstance(node, nodes.figure):
+def around(node: nodes.Node, kind: type | str) -> nodes.Element | None:
+    """Return the nearest ancestor of a class, or with that part of a notebook in it."""
+    while node is not None and not (
+        node.get("nb_element") == kind if isinstance(kind, str) else isinstance(node, kind)
+    ):
         node = node.parent
-    return ", ".join(node["ids"]) if node is not None and node["ids"] else "a figure"
+    return node
 
 
-def pair(image: nodes.image, dark: Path) -> nodes.container:
+def document_beside(image: nodes.image) -> nodes.image | None:
+    """Return the PDF of the same output."""
+    bundle = around(image, "mime_bundle")
+    found = bundle.findall(nodes.image) if bundle is not None else ()
+    return next((other for other in found if other["uri"].endswith(".pdf")), None)
+
+
+def name_of(node: nodes.Element) -> str:
+    """Return the label of the figure that holds a node."""
+    figure = around(node, nodes.figure)
+    return figure["ids"][0] if figure is not None and figure["ids"] else "a figure"
+
+
+def size(svg: str) -> dict[str, str]:
+    """Return width and height in pixels: the page keeps room for a picture that comes late."""
+    points = re.search(r'<svg [^>]*?\bwidth="([\d.]+)pt" height="([\d.]+)pt"|<svg ', svg)
+    if points[1] is None:
+        return {}
+    return {
+        name: f"{round(float(value) * 4 / 3)}"
+        for name, value in zip(("width", "height"), points.groups(), strict=True)
+    }
+
+
+def pair(image: nodes.image, size: dict[str, str]) -> nodes.container:
     """Return both versions, in a box of their own: the theme hides what follows a hidden picture."""
     box = nodes.container(classes=["figure-modes"])
-    for mode, name in (("light", Path(image["uri"]).name), ("dark", dark.name)):
-        copy = image.copy()
-        copy["uri"] = str(Path(image["uri"]).with_name(name))
-        copy["classes"] = [*image.get("classes", []), f"only-{mode}"]
-        box += copy
+    for mode, ending in (("light", ".svg"), ("dark", "-dark.svg")):
+        uri = image["uri"].removesuffix(".svg") + ending
+        classes = [*image.get("classes", []), f"only-{mode}"]
+        box += version_node(uri=uri, alt=image.get("alt", ""), classes=classes, size=size)
     return box
 
 
+def write_files(self, node: figure_files_node) -> None:
+    """Write the links to the files of a figure."""
+    if self.builder.name == "html":  # not on paper
+        folder = self.builder.imgpath
+        names = [self.builder.images.get(uri, Path(uri).name) for uri in node["svg"]]
+        links = [
+            f'<a class="only-{mode}" href="{folder}/{name}" download="{node["name"]}.svg">SVG</a>'
+            for mode, name in zip(("light", "dark"), names, strict=True)
+        ]
+        links.append(f'<a href="{folder}/{node["pdf"]}" download="{node["name"]}.pdf">PDF</a>')
+        self.body.append(f'<p class="figure-files">{" ".join(links)}</p>\n')
+    raise nodes.SkipNode
+
+
+def write_version(self, node: version_node) -> None:
+    """Write a picture that browsers fetch when it shows: never the version for the other kind of page."""
+    name = self.builder.images.get(node["uri"], Path(node["uri"]).name)
+    facts = {**node["size"], "alt": node.get("alt", ""), "src": f"{self.builder.imgpath}/{name}"}
+    self.body.append(self.emptytag(node, "img", "\n", loading="lazy", **facts))
+    raise nodes.SkipNode
+
+
+def copy_documents(app: Sphinx, exception) -> None:
+    """Put the PDF of each figure beside the pictures of the pages."""
+    if exception is not None or app.builder.name != "html":
+        return
+    folder = Path(app.outdir) / app.builder.imagedir
+    for facts in app.env.metadata.values():
+        for name, source in facts.get("figure_documents", {}).items():
+            shutil.copyfile(Path(app.srcdir) / source, folder / name)
+
+
 def setup(app: Sphinx) -> None:
-    """Register the setting and the hook, before Sphinx collects the pictures."""
+    """Register the setting and the hooks; the first before Sphinx collects the pictures."""
     app.add_config_value("book_to_do", [], "env", [list])
+    app.add_node(version_node, html=(write_version, None))
+    app.add_node(figure_files_node, html=(write_files, None))
     app.connect("doctree-read", show_both, priority=400)
+    app.connect("build-finished", copy_documents)

@@ -19,7 +19,7 @@ from sphinx.application import Sphinx
 
 # As in hover.js: what can be shown.
 BOXES = {"proof", "exercise", "math", "citation", "claim"}
-JUNK = {"headerlink", "copybtn"}
+JUNK = {"headerlink", "copybtn", "figure-files"}
 
 
 def classes(element: HtmlElement) -> set[str]:

@@ -1,10 +1,12 @@
-"""Live pictures: ``{live} name`` puts ``book/_live/name.html`` on a page, with its script and the common style.
+"""Live pictures: ``{live} name`` puts ``book/_live/name.html`` on a page, with its scripts and the common style.
 
-The part is hidden until the script ``live-name.js`` shows it: without scripts, the page is as complete without it.
+A part that is ``hidden`` is shown by its script: without scripts, the page is as complete without it. The scripts are
+loaded in their order: what all pictures share, what those with tokens share, and the picture's own.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from docutils import nodes
@@ -12,6 +14,13 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 FOLDER = Path("book") / "_live"
+SHARED = {
+    "attention": ("live", "live-tokens"),
+    "teaser": ("live", "live-tokens"),
+    "two-points": ("live",),
+}
+# A line that is a comment, the indentation of others, and a comment after a line.
+_FOR_READERS = re.compile(r"^\s*//.*\n|^\s+|[ \t]+// .*$", re.MULTILINE)
 
 
 class Live(SphinxDirective):
@@ -20,7 +29,7 @@ class Live(SphinxDirective):
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        """Return its markup, and remember which script the page needs."""
+        """Return its markup, and remember which scripts the page needs."""
         name = self.arguments[0]
         path = Path(self.env.srcdir) / FOLDER / f"{name}.html"
         if not path.exists():
@@ -30,16 +39,34 @@ class Live(SphinxDirective):
         return [nodes.raw("", path.read_text(encoding="utf8"), format="html")]
 
 
+def scripts(names: list[str]) -> list[str]:
+    """Return the scripts that live pictures need, each once, in order."""
+    needed = [script for name in names for script in (*SHARED[name], f"live-{name}")]
+    return [f"{script}.js" for script in dict.fromkeys(needed)]
+
+
+def compact(script: str) -> str:
+    """Return a script without the comments and the indentation that only its authors need."""
+    return _FOR_READERS.sub("", script)
+
+
 def load_scripts(app: Sphinx, pagename, templatename, context, doctree) -> None:
-    """Load a live picture's script and style on its own page only."""
+    """Load the scripts and the style of live pictures on their own pages only."""
     names = app.env.metadata.get(pagename, {}).get("live", [])
-    for name in names:
-        app.add_js_file(f"live-{name}.js", loading_method="defer")
+    for script in scripts(names):
+        app.add_js_file(script, loading_method="defer")
     if names:
         app.add_css_file("live.css")
 
 
+def shrink_scripts(app: Sphinx, exception: Exception | None) -> None:
+    """Make what a page loads small; the sources stay readable."""
+    for path in (Path(app.outdir) / "_static").glob("live*.js"):
+        path.write_text(compact(path.read_text(encoding="utf8")), encoding="utf8")
+
+
 def setup(app: Sphinx) -> None:
-    """Register the directive and the hook."""
+    """Register the directive and the hooks."""
     app.add_directive("live", Live)
     app.connect("html-page-context", load_scripts)
+    app.connect("build-finished", shrink_scripts)

@@ -25,6 +25,18 @@ def unique_ids(app: Sphinx, doctree: nodes.document) -> None:
                 node["ids"][position] = f"{name}-{seen[name]}"
 
 
+def lettered_pages(app: Sphinx, env) -> list[str]:
+    """Number what stands on pages without a chapter's number as A.1, A.2, B.1: no number is bare, or taken twice."""
+    letters = iter("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+    for kinds in env.toc_fignumbers.values():  # in reading order
+        if any(len(number) > 1 for ids in kinds.values() for number in ids.values()):
+            continue
+        letter = next(letters)
+        for ids in kinds.values():
+            ids.update({name: (letter, place) for place, name in enumerate(ids, 1)})
+    return []
+
+
 def colab_url(repository: str, docname: str) -> str:
     """Return the address at which Colab opens the published notebook of a page."""
     owner_and_name = "/".join(repository.rstrip("/").split("/")[-2:])
@@ -80,6 +92,12 @@ def shapes_are_no_emphasis(app: Sphinx, what, name, obj, options, lines: list[st
     lines[:] = [re.sub(r"(?<=[(\s])\*(?=\w+[,)])", r"\\*", line) for line in lines]
 
 
+def name_repository(app: Sphinx, config) -> None:
+    """Let ``{repository}`words <path>``` link to a place in the repository."""
+    url = config.html_theme_options["repository_url"].rstrip("/")
+    config.extlinks = {"repository": (f"{url}/%s", "%s")}
+
+
 def write_on_all_cores(app: Sphinx, env) -> None:
     """Write pages in parallel; they are read one after the other."""
     app.parallel = os.cpu_count() or 1
@@ -88,8 +106,10 @@ def write_on_all_cores(app: Sphinx, env) -> None:
 def setup(app: Sphinx) -> None:
     """Register the hooks; the theme makes its buttons at priority 501."""
     app.connect("config-inited", own_templates)
+    app.connect("config-inited", name_repository)
     app.connect("doctree-read", unique_ids)
     app.connect("env-updated", write_on_all_cores)
+    app.connect("env-get-updated", lettered_pages, priority=900)  # after Sphinx has numbered
     app.connect("missing-reference", public_names)
     app.connect(
         "autodoc-process-docstring", shapes_are_no_emphasis, priority=100

@@ -1,7 +1,7 @@
 r"""Turn MyST Markdown into the plain Markdown that any notebook viewer shows.
 
-Directives become bold headings, ``<details>`` or displayed mathematics; roles become words and links;
-the book's TeX macros are written out. What a role refers to is asked of a ``resolve`` function.
+Statements and admonitions become block quotes with a title, what is folded becomes ``<details>``; roles become
+words and links; the book's TeX macros are written out. What a role refers to is asked of a ``resolve`` function.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ LABELLED = re.compile(r"\$\$[ \t]*\((?P<label>[\w:.-]+)\)[ \t]*$", re.MULTILINE)
 DISPLAYED = re.compile(r"\$\$(?P<body>.+?)\$\$", re.DOTALL)
 COMMAND = re.compile(r"\\([A-Za-z]+|.)", re.DOTALL)
 
+INLINE = re.compile(r"(?<![\\$])\$(?!\$)[^$]+(?<!\\)\$")
+
 FOLDED = {"dropdown", "solution", "toggle"}
+QUOTED = {"admonition", "note", "tip", "hint", "important", "warning", "seealso"}
 GENERATED = {
     "bibliography",
     "scoreboard",
@@ -48,6 +51,7 @@ class Converter:
     resolve: Resolve = field(default=lambda role, target: f"`{target}`")
     number: Callable[[str], str] = field(default=lambda label: "")
     macros: dict = field(default_factory=dict)
+    exercises: dict[str, str] = field(default_factory=dict)  # by label, those converted so far
 
     def convert(self, text: str) -> str:
         """Return plain Markdown for a whole cell."""
@@ -85,7 +89,7 @@ class Converter:
     def _directive(self, opening: re.Match, body: list[str]) -> list[str]:
         options, content = _options(body)
         name, argument = opening["name"], self._prose(opening["argument"].strip())
-        if name == "index":
+        if name in ("index", "exercise-end") or (name == "only" and argument == "html"):
             return []
         if name == "math":
             return self._display("\n".join(content), options.get("label", ""))
@@ -96,11 +100,18 @@ class Converter:
                 "*(Here the published book has a picture that can be moved with the mouse.)*",
                 "",
             ]
+        if name == "glue:figure":  # the picture is among the outputs
+            return [""]
         if name in GENERATED:
             return ["*(This part is generated: see the page in the published book.)*", ""]
         inner = self._blocks(content)
-        if name in FOLDED:
-            summary = "Solution" if name == "solution" else argument or name.capitalize()
+        label = options.get("label", "")
+        heading = self._heading(name, argument, label)
+        if name in FOLDED or "dropdown" in options.get("class", ""):
+            if name == "solution":
+                summary = f"Solution of {self.exercises.get(argument, argument)}"
+            else:
+                summary = (argument or name.capitalize()) if name in FOLDED else heading
             return [
                 "",
                 f"<details><summary><b>{summary}</b></summary>",
@@ -111,15 +122,21 @@ class Converter:
                 "",
             ]
         if name in CONTAINERS:
-            return ["", *([f"**{argument}**", ""] if argument else []), *inner, ""]
-        return ["", self._heading(name, argument, options.get("label", "")), "", *inner, ""]
+            title = [] if name == "grid" else [argument]  # of a grid, its columns
+            return ["", *(f"**{words}**\n" for words in filter(None, title)), *inner, ""]
+        if name in QUOTED or (name.startswith("prf:") and name != "prf:proof"):
+            return ["", *quoted([f"**{heading}.**", "", *inner]), ""]
+        if name in ("exercise", "exercise-start"):
+            self.exercises[label] = heading
+        anchor = [f'<a id="{label}"></a>', ""] if label else []
+        return ["", *anchor, f"**{heading}.**", "", *inner, ""]
 
     def _heading(self, name: str, argument: str, label: str) -> str:
         word = name.split(":")[-1].split("-")[0].capitalize()
         if name == "admonition":
-            return f"**{argument or 'Note'}.**"
+            return argument or "Note"
         words = " ".join(filter(None, [word, self.number(label) if label else ""]))
-        return f"**{words} ({argument}).**" if argument else f"**{words}.**"
+        return f"{words} ({argument})" if argument else words
 
     def _figure(self, source: str, options: dict, content: list[str]) -> list[str]:
         caption = self._prose("\n".join(content).strip())
@@ -143,11 +160,13 @@ class Converter:
         return rf"\tag{{{number}}}$$" if number else "$$"
 
     def _role(self, name: str, target: str) -> str:
+        if name == "exercise":  # the book's own: an exercise by its name
+            return f"[{self.exercises.get(target, target)}](#{target})"
         return f"${target}$" if name == "math" else self.resolve(name, target)
 
     def _link(self, match: re.Match) -> str:
         target = match["target"]
-        if re.match(r"[a-z]+:", target):
+        if re.match(r"[a-z]+:", target) or target.lstrip("#") in self.exercises:
             return match[0]
         return self.resolve("link", f"{match['text']} <{target}>")
 
@@ -179,6 +198,15 @@ class Converter:
             joined = body[-1:].isalpha() and text[position : position + 1].isalpha()
             out.append(body + (" " if joined else ""))
         return "".join(out) + text[position:]
+
+
+def quoted(lines: list[str]) -> list[str]:
+    """Return a block quote; mathematics goes on one line, or viewers read the ``>`` as a sign of it."""
+    text = "\n".join(lines).strip("\n")
+    for pattern in (DISPLAYED, INLINE):
+        text = pattern.sub(lambda match: " ".join(match[0].split()), text)
+    text = re.sub(r"\n{3,}", "\n\n", text)
+    return [f"> {line}".rstrip() for line in text.split("\n")]
 
 
 def aligned(body: str) -> str:

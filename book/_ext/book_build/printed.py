@@ -27,7 +27,10 @@ from bs4 import BeautifulSoup, Tag
 
 from .hover import article_of
 
-LEFT_OUT = "script, style, template, canvas, iframe, button, a.headerlink, .d-print-none, .no-print, .toggle-button"
+LEFT_OUT = (
+    "script, style, template, canvas, iframe, button, a.headerlink, .figure-files, img.only-dark, "
+    ".d-print-none, .no-print, .toggle-button"
+)
 SCALE = 0.9  # of paper to screen
 COLUMN = round(627 / SCALE)  # the column of an A4 page, in pixels of the screen
 # Typeset; without the hidden MathML beside each formula, which no PDF shows and which is wider than its line.
@@ -190,6 +193,7 @@ class Reader:
                 continue
             path = posixpath.normpath(posixpath.join(folder, unquote(image["src"])))
             image["src"] = quote(f"../{self.site.name}/{path}")
+            image.attrs.pop("loading", None)
         for link in article.find_all("a", href=True):
             link["href"] = self._target(link["href"], docname, folder)
             link.attrs.pop("title", None)

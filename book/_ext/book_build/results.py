@@ -2,7 +2,8 @@
 
 The cells of a page leave a :class:`lipcore.lab.claims.Claim` or a :class:`lipcore.lab.claims.Checked` as data with a
 MIME type of its own. A claim that names a theorem of its page becomes a line at the foot of that theorem; one that
-names none becomes a box where it stands. A cell with the tag ``check`` is folded under its line.
+names none becomes a box where it stands. A cell with the tag ``check`` is folded under its line, and the code of a
+figure below the figure.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from sphinx.util import logging
 
 from lipcore.lab.claims import CHECKED_TYPE, MIME_TYPE, format_ratio
 
-from .scoreboard import maths, source_cell
+from .citations import source_nodes
+from .scoreboard import maths
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +116,7 @@ class ShowResults(SphinxPostTransform):
         """Return how close a claim came to failing, who says it, and the way to the scoreboard."""
         seen = "largest ratio seen" if record["status"] == "fails" else "closest call seen"
         ratio = "" if record["ratio"] is None else f"{seen}: {format_ratio(record['ratio'])}"
-        source = source_cell(record["source"], self.env.docname)
+        source = source_nodes(record["source"], self.env.docname)
         return parts(ratio, source, self.board(record["key"]))
 
     def board(self, key: str) -> list[nodes.Node]:
@@ -136,6 +138,18 @@ class ShowResults(SphinxPostTransform):
         take_out(node)
         cell.children = [fold_node("", title, *cell.children)]
         cell.setup_child(cell.children[0])
+
+
+class CodeBelow(SphinxPostTransform):
+    """Put folded code below what it draws, after myst-nb has folded it."""
+
+    default_priority = 200
+
+    def run(self, **kwargs) -> None:
+        """Swap code and output of each cell whose code is folded."""
+        for cell in self.document.findall(nodes.container):
+            if cell.get("hide_mode") == "input" and len(cell.children) == 2:
+                cell.children.reverse()
 
 
 def is_theorem(node: nodes.Node) -> bool:
@@ -201,3 +215,4 @@ def setup(app: Sphinx) -> None:
     app.add_node(fold_node, html=(open_fold, close_fold))
     app.add_node(fold_title_node, html=(open_title, close_title))
     app.add_post_transform(ShowResults)
+    app.add_post_transform(CodeBelow)

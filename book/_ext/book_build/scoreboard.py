@@ -1,19 +1,21 @@
 """``{scoreboard}``: every claim of the book, collected from the outputs of the executed pages.
 
 A cell whose value is a :class:`lipcore.lab.claims.Claim` leaves it in the notebook as data with a MIME type of
-its own. Nothing in the table is typed by hand.
+its own. Nothing in the tables is typed by hand. The whole board has one table for each part of the book, and a
+filter that ``board.js`` shows: without scripts the tables stand there complete.
 """
 
 from __future__ import annotations
 
+import html
 import re
 from collections import Counter
+from itertools import starmap
 from typing import ClassVar
 
 import nbformat
 from docutils import nodes
 from docutils.parsers.rst import directives
-from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util import logging
@@ -21,12 +23,12 @@ from sphinx.util.docutils import SphinxDirective
 
 from lipcore.lab.claims import MIME_TYPE, STATUSES, format_ratio
 
+from .citations import source_nodes
 from .execution import executed_notebook
 from .tables import build_table
 
 logger = logging.getLogger(__name__)
 
-PAPER_KEY = "castin2024"  # the work that the source "paper" means
 MATHS = re.compile(r"\$([^$]+)\$")
 
 
@@ -114,21 +116,27 @@ def maths(text: str) -> list[nodes.Node]:
     return [nodes.math(p, p) if i % 2 else nodes.Text(p) for i, p in enumerate(parts) if p]
 
 
-def source_cell(source: str, docname: str) -> list[nodes.Node]:
-    """Return "this book", or a citation."""
-    if source == "book":
-        return [nodes.Text("this book")]
-    key = PAPER_KEY if source == "paper" else source
-    target = pending_xref(
-        refdomain="cite",
-        reftype="t",
-        reftarget=key,
-        refdoc=docname,
-        refexplicit=False,
-        refwarn=True,
-    )
-    target += nodes.inline(key, key)
-    return [target]
+def parts_of_book(env) -> dict[str, str]:
+    """Return the caption of the part of the table of contents in which each page stands."""
+    trees = env.external_site_map.root.subtrees
+    return {docname: tree.caption or "The book" for tree in trees for docname in tree.files()}
+
+
+def choice(name: str, first: str, options: list[tuple[str, str]]) -> str:
+    """Return a field of the filter: a name, and what can be chosen as ``(value, words)``."""
+    entries = [("", first), *options]
+    lines = [f'<option value="{value}">{html.escape(words)}</option>' for value, words in entries]
+    return f'<label>{name.capitalize()} <select name="{name}">{"".join(lines)}</select></label>'
+
+
+def board_filter(parts: list[str], counts: Counter) -> nodes.raw:
+    """Return the filter of the whole board, hidden until ``board.js`` shows it."""
+    chosen_part = choice("part", "All parts", [(nodes.make_id(part), part) for part in parts])
+    statuses = [(s, f"{s} ({counts[s]})") for s in STATUSES if counts[s]]
+    chosen_status = choice("status", "Every status", statuses)
+    shown = '<output aria-live="polite"></output>'
+    form = f'<form class="board-filter" hidden>{chosen_part}{chosen_status}{shown}</form>'
+    return nodes.raw("", form, format="html")
 
 
 class FillScoreboards(SphinxPostTransform):
@@ -141,20 +149,38 @@ class FillScoreboards(SphinxPostTransform):
         for place in list(self.document.findall(scoreboard_node)):
             chosen = place["chosen"]
             records = [r for r in merge(self.env) if all(r[k] == v for k, v in chosen.items())]
-            place.replace_self(self.board(records))
+            place.replace_self(self.board(records, whole=not chosen))
 
-    def board(self, records: list[dict]) -> list[nodes.Node]:
-        """Return the summary and the table."""
+    def board(self, records: list[dict], whole: bool) -> list[nodes.Node]:
+        """Return the summary and the tables: of the whole board, one for each part."""
         if not records:
             return [nodes.paragraph(text="No executed page states a claim yet.")]
         counts = Counter(r["status"] for r in records)
         summary = ", ".join(f"{counts[s]} {s}" for s in STATUSES if counts[s])
         claims = "1 claim" if len(records) == 1 else f"{len(records)} claims"
-        header = ["claim", "source", "status", "best ratio", "page"]
+        said = nodes.paragraph(text=f"{claims}: {summary}.")
+        if not whole:
+            return [said, self.table(records)]
+        part_of, parts = parts_of_book(self.env), {}
+        for record in records:
+            parts.setdefault(part_of.get(record["pages"][0], "The book"), []).append(record)
+        return [said, board_filter(list(parts), counts), *starmap(self.part, parts.items())]
+
+    def part(self, name: str, records: list[dict]) -> nodes.Node:
+        """Return the claims of one part of the book."""
+        heading = nodes.rubric(text=name)
+        box = nodes.container("", heading, self.table(records), classes=["board-part"])
+        box["ids"].append(f"part-{nodes.make_id(name)}")
+        return box
+
+    def table(self, records: list[dict]) -> nodes.table:
+        """Return one table; its rows carry their status as a class."""
+        header = ["Claim", "Status", "Closest call", "Chapter and source"]
         table = build_table(header, [self.row(r) for r in records], ["scoreboard"])
         for row, record in zip(table.next_node(nodes.tbody).children, records, strict=True):
             row["ids"].append(f"board-{record['key']}")
-        return [nodes.paragraph(text=f"{claims}: {summary}."), table]
+            row["classes"].append(f"is-{record['status']}")
+        return table
 
     def row(self, record: dict) -> list[list[nodes.Node]]:
         """Return the cells of one claim."""
@@ -162,15 +188,14 @@ class FillScoreboards(SphinxPostTransform):
         if record["witness"]:
             witness = [nodes.Text(" Witness: "), *maths(record["witness"])]
             statement.append(nodes.inline("", "", *witness, classes=["claim-witness"]))
-        status = nodes.inline(
-            "", record["status"], classes=["claim-status", f"claim-{record['status']}"]
-        )
+        classes = ["claim-status", f"claim-{record['status']}"]
+        ratio = "–" if record["ratio"] is None else format_ratio(record["ratio"])
+        source = source_nodes(record["source"], self.env.docname)
         return [
             statement,
-            source_cell(record["source"], self.env.docname),
-            [status],
-            [nodes.Text("–" if record["ratio"] is None else format_ratio(record["ratio"]))],
-            self.links(record),
+            [nodes.inline("", record["status"], classes=classes)],
+            [nodes.Text(ratio)],
+            [*self.links(record), nodes.inline("", "", *source, classes=["board-source"])],
         ]
 
     def links(self, record: dict) -> list[nodes.Node]:
@@ -178,10 +203,17 @@ class FillScoreboards(SphinxPostTransform):
         cell: list[nodes.Node] = []
         for docname in record["pages"]:
             uri = self.app.builder.get_relative_uri(self.env.docname, docname)
-            title = self.env.titles[docname].astext()
+            number = self.env.toc_secnumbers.get(docname, {}).get("", ())
+            title = "".join([*(f"{n}. " for n in number[:1]), self.env.titles[docname].astext()])
             link = nodes.reference("", title, internal=True, refuri=f"{uri}#claim-{record['key']}")
             cell += [nodes.Text(", "), link] if cell else [link]
         return cell
+
+
+def load_filter(app: Sphinx, pagename, templatename, context, doctree) -> None:
+    """Load the filter's script where there is a board."""
+    if "scoreboard" in app.env.metadata.get(pagename, {}):
+        app.add_js_file("board.js", loading_method="defer")
 
 
 def setup(app: Sphinx) -> None:
@@ -192,3 +224,4 @@ def setup(app: Sphinx) -> None:
     app.add_post_transform(FillScoreboards)
     app.connect("doctree-read", collect)
     app.connect("env-updated", update_boards)
+    app.connect("html-page-context", load_filter)
