@@ -214,6 +214,11 @@ def pulled_inputs(A: Tensor, n: int, radius: float, *, V: Tensor | None = None) 
     return _repeated(_pulled(A, _identity_or(V, A), n, radius), A, radius)
 
 
+def _log_square(A: Tensor, radius: float) -> float:
+    """log R², or less where a is past 10¹⁰⁰: a larger ball holds the inputs of a smaller one."""
+    return min(2 * math.log(radius), 230 - math.log(torch.linalg.matrix_norm(A, 2).item()))
+
+
 def _identity_or(V: Tensor | None, A: Tensor) -> Tensor:
     return torch.eye(len(A), dtype=A.dtype, device=A.device) if V is None else V
 
@@ -230,8 +235,9 @@ def _repeated(found: _Found | None, A: Tensor, radius: float) -> Tensor:
 
 def _counts(shares: Tensor, n: int | None) -> Tensor:
     """Whole numbers of copies; for measures none."""
-    shares = shares if n is None else (min(n, _MOST) * shares).round()
-    return torch.zeros_like(shares, dtype=torch.long) if n is None or n > 2**53 else shares.long()
+    if n is None or n > 2**53:
+        return torch.zeros_like(shares, dtype=torch.long)
+    return (n * shares).round().long()
 
 
 def _checked(
@@ -251,7 +257,7 @@ def _copied(A: Tensor, V: Tensor, n: int | None, radius: float) -> tuple[Tensor,
         return None
     gap, u = score_gap(A)
     first = A @ u / (A @ u).norm()
-    log_square = 2 * math.log(radius)
+    log_square = _log_square(A, radius)
     tau = torch.linspace(1 / _SHARES, 1, _SHARES, dtype=A.dtype, device=A.device)[:, None]
     lead = tau * exp(math.log(gap) + log_square)
     log_rho = _log_copy_ratios(n, lead, torch.linspace(-4, 4, 33, dtype=A.dtype, device=A.device))
@@ -303,8 +309,9 @@ def _balanced(A: Tensor, V: Tensor, n: int | None, radius: float) -> _Found | No
     aside = angle[first].sin() * across[k]
     tokens = torch.stack([t[second] * crowd[k], (along + aside)[0], (along - aside)[0]])
     each = copies[first, second, k]
-    counts = torch.stack([(n or 0) - 2 * each, each, each])
-    return tokens, value[first, second, k].item(), _counts(counts / max(n or 0, 1), n)
+    shares = each / float(min(n or 1, _MOST))
+    counts = _counts(torch.stack([1 - 2 * shares, shares, shares]), n)
+    return tokens, value[first, second, k].item(), counts
 
 
 def _log_crowds(n: int | None, leads: Tensor) -> tuple[Tensor, Tensor]:
@@ -325,14 +332,15 @@ def _pulled(A: Tensor, V: Tensor, n: int | None, radius: float) -> _Found | None
     gap, u = score_gap(A)
     lead = A @ u / (A @ u).norm()
     aside = _across(V, lead[None])[0][0]
-    size = exp(math.log((A @ u).norm().item()) + 2 * math.log(radius))  # |Ax_0|R
+    log_square = _log_square(A, radius)
+    size = exp(math.log((A @ u).norm().item()) + log_square)  # |Ax_0|R
     grid = {"dtype": A.dtype, "device": A.device}
     log_w = torch.linspace(-5, 5, 21, **grid)
     angle = torch.linspace(-math.pi, math.pi, 49, **grid)[1:-1, None, None]
     leads = torch.stack(
         torch.broadcast_tensors(
             0 * angle,
-            0 * angle + exp(math.log(gap) + 2 * math.log(radius)),
+            0 * angle + exp(math.log(gap) + log_square),
             size * (angle.cos() - u @ lead),
         )
     )  # of the crowd itself, of x_1 and of z, over the crowd
