@@ -299,7 +299,7 @@ def _balanced(A: Tensor, V: Tensor, n: int | None, radius: float) -> _Found | No
     angle = torch.linspace(0.01, math.pi / 2, 150, dtype=sizes.dtype, device=A.device)
     angle = angle[:, None, None]
     t = torch.linspace(0.01, 1, 100, dtype=sizes.dtype, device=A.device)[:, None]
-    log_size = sizes.log() + 2 * math.log(radius)
+    log_size = sizes.log() + (2 * math.log(radius) if n else _log_square(A, radius))
     leads = t * (angle.cos() - t * own) * log_size.exp()  # of the pair's scores over a query's own
     log_q, copies = _log_crowds(n, leads)
     log_p = -torch.logaddexp(torch.full_like(leads, math.log(2)), log_q - leads)
