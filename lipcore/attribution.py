@@ -40,7 +40,7 @@ def head_and_term_shares(layer, X: Tensor, left: Tensor, right: Tensor) -> Tenso
     X = X.detach()
     with torch.no_grad():
         projected, tangents = torch.func.jvp(
-            lambda Y: layer.project(Y, value_bias=False), (X,), (right.detach(),)
+            lambda Y: layer.project(Y, value_bias=layer.sinks is not None), (X,), (right.detach(),)
         )
         response = left.detach() if layer.output is None else left.detach() @ layer.output
         response = response.unflatten(-1, (layer.heads, -1)).transpose(-3, -2)
@@ -60,8 +60,9 @@ def _change(layer, projected, tangents, moved: int, rows: slice) -> Tensor:
         parts = list(projected)
         parts[moved] = part
         queries, keys, values = parts
-        # rows of a change of weights sum to zero: values may be taken relative to their mean
-        values = values if moved == 2 else values - values.mean(-2, keepdim=True)
+        if moved != 2 and layer.sinks is None:
+            # rows of a change of weights sum to zero: values may be taken relative to their mean
+            values = values - values.mean(-2, keepdim=True)
         return layer.row_weights(queries, keys, rows) @ values
 
     return torch.func.jvp(outputs, (projected[moved],), (tangents[moved],))[1]

@@ -49,6 +49,7 @@ class AttentionJacobian(LinearOperator):
     :math:`\sum_j P_{ij} (S_{ij} - \bar s_i) v_j`, with :math:`\bar s_i` the mean of :math:`S_i`
     under P_i. P is visited in tiles, a few heads and some rows at a time. It is kept where it is
     small (``WEIGHTS_BYTES``), else each product works it out anew: memory is then linear in n.
+    Masks and biases of pairs only change P, and a sink only what it sums to.
 
     Parameters
     ----------
@@ -68,12 +69,17 @@ class AttentionJacobian(LinearOperator):
 
     @torch.no_grad()
     def __init__(self, attention, X: Tensor, *, store: bool | None = None) -> None:
+        if attention.beyond:
+            got = ", ".join(attention.beyond)
+            raise ValueError(
+                f"attention: expected scores (A x + c)·x alone, got {got}: use .jacobian"
+            )
         X = attention.check_input(X).detach()
         *batch, n, d = X.shape
         self._describe(X, batch, (n, d), (n, attention.output_dim))
         self.attention = attention
         # one block for each member of the batch and each head: (batch·heads, n, k | k | p)
-        projected = attention.project(X, value_bias=False)
+        projected = attention.project(X, value_bias=attention.sinks is not None)
         self._q, self._k, self._v = (part.flatten(0, -3).contiguous() for part in projected)
         check_scores(self._q, self._k)
         blocks = len(self._q)
@@ -115,8 +121,13 @@ class AttentionJacobian(LinearOperator):
             if self._P is not None:
                 yield heads, rows, seen, self._P[index]
                 continue
-            P = self.attention.mask_scores_(self._q[heads, rows] @ self._k[heads, seen].mT, rows)
+            P = self._q[heads, rows] @ self._k[heads, seen].mT
+            blocks = ((*self.batch_shape, self.attention.heads), heads)
+            P = self.attention.mask_scores_(P, rows, blocks)
+            kept = self.attention.kept(P, blocks)
             torch.softmax(P, dim=-1, out=P)
+            if kept is not None:
+                P *= kept
             # far below rounding, products would be subnormal numbers, ten times slower to work with
             torch.threshold_(P, math.sqrt(torch.finfo(self.dtype).tiny), 0.0)
             yield heads, rows, seen, P
@@ -168,13 +179,13 @@ class AttentionJacobian(LinearOperator):
         own = [torch.cat([next(parts) for _ in widths], dim=-1) for _, widths in self._weights]
         return sum(self._joined(x) @ W for x, (W, _) in zip(own, self._weights, strict=True))
 
-    @staticmethod
-    def _softmax_tangent_(P: Tensor, S: Tensor, heaviest: Tensor) -> Tensor:
+    def _softmax_tangent_(self, P: Tensor, S: Tensor, heaviest: Tensor) -> Tensor:
         """P_ij (S_ij − s̄_i) in the place of S: the derivative of softmax, a symmetric map.
 
         S must be contiguous: PyTorch's kernel writes wrong numbers into any other layout.
         """
-        S -= S.gather(-1, heaviest)  # relative to the heaviest key: settled rows lose no digits
+        if self.attention.sinks is None:  # else the sink's zero is what S is relative to
+            S -= S.gather(-1, heaviest)  # relative to the heaviest key: settled rows lose no digits
         return torch._softmax_backward_data(S, P, -1, S.dtype, grad_input=S)
 
     def _split(self, tokens: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from lipcore.bounds._columns import log_column_sum
 from lipcore.bounds._logarithms import log_
 from lipcore.bounds._matrices import product_norm, square_root
 from lipcore.bounds.gap import score_gap_upper
-from lipcore.bounds.layer import join_heads
+from lipcore.bounds.layer import check_covered, join_heads
 from lipcore.jacobian import AttentionJacobian
 from lipcore.operators import LinearOperator
 from lipcore.spectral import spectral_norm
@@ -332,9 +332,9 @@ def normalised_upper(attention: Attention, norm: Normalisation, *, n: int) -> fl
     n = check_count("n", n)
     found = normalised_reach(attention, norm)
     attention, gain, _, root = _checked(attention, norm)
-    masked = attention.causal or attention.mask is not None or attention.log_weights is not None
+    given = (attention.mask, attention.bias, attention.log_weights)
     log_columns = [math.log(n)] * attention.heads
-    if not masked:
+    if not attention.causal and all(table is None for table in given):
         log_columns = [
             log_column_sum(n, log_(alpha), gap)
             for alpha, gap in zip(found.spread.tolist(), _score_gaps(attention, norm), strict=True)
@@ -366,6 +366,7 @@ def _score_gaps(attention: Attention, norm: Normalisation) -> list[float]:
 
 def _checked(attention: Attention, norm: Normalisation) -> tuple[Attention, Tensor, Tensor, float]:
     """(attention, γ, β, √d) in float64."""
+    check_covered(attention)
     if attention.rotary is not None:
         raise ValueError("attention: expected one without rotary positions, got rotary frequencies")
     d = attention.d

@@ -15,13 +15,11 @@ PAGES = sorted([*(ROOT / "notebooks").glob("*.md"), *(ROOT / "book").glob("*.md"
 EVERYWHERE = {"95 %": "level of intervals"}
 ALLOWED = {
     "01_attention_as_a_map": {"hundred times over": "a manner of speaking: depth of models"},
-    "02_jacobian": {"eight times as": "scale of a drawing"},
     "03_spectral_norm": {"0.999": "probability of the certificate, asked for"},
     "04_measures_and_transport": {"80 %": "width of a band, chosen"},
     "08_large_radius": {"0.95": "threshold, chosen"},
     "12_mass_splitting": {"0.90": "masses of the example", "0.02": "the same", "0.08": "the same"},
     "13_encoder_real_text": {
-        "thousands of times larger": "order of magnitude, in words",
         "0.1": "threshold, chosen; description of a picture",
         "0.4": "the same",
         "0.2": "description of a picture",
@@ -33,12 +31,8 @@ ALLOWED = {
         "0.1": "description of a picture",
     },
     "17_token_attacks": {"0.3": "threshold, chosen"},
-    "19_why_it_grows": {
-        "0.03": "tolerance that a cell asserts",
-        "three times lower": "description of a picture",
-    },
+    "19_why_it_grows": {"0.03": "tolerance that a cell asserts"},
     "20_zoo_of_attentions": {"ten per cent": "asked in an exercise", "Ten per cent": "the same"},
-    "attack": {"three times finer": "how the search is run"},
     "index": {"thousands of times larger": "order of magnitude, in words"},
 }
 

@@ -32,13 +32,15 @@ def flat_dense(operator):
 @pytest.mark.parametrize(
     "autodiff", [torch.func.jacrev, torch.func.jacfwd], ids=["reverse", "forward"]
 )
-def test_agrees_with_autodiff(case, autodiff):
+def test_agrees_with_autodiff(every_case, autodiff):
+    case = every_case
     found = flat_dense(case.attention.jacobian(case.X))
-    expected = torch.stack([matrix(autodiff(case.attention)(X), X) for X in members(case.X)])
+    expected = torch.stack([matrix(autodiff(m.attention)(m.X), m.X) for m in case.members])
     torch.testing.assert_close(found, expected, **EXACT)
 
 
-def test_agrees_with_central_differences(case):
+def test_agrees_with_central_differences(every_case):
+    case = every_case
     step, J = 1e-5, case.attention.jacobian(case.X)
     H = torch.randn(case.X.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     difference = (case.attention(case.X + step * H) - case.attention(case.X - step * H)) / (
@@ -64,7 +66,8 @@ def test_three_terms_of_the_theory(randn, causal):
         )
 
 
-def test_adjoint(case):
+def test_adjoint(every_case):
+    case = every_case
     J, generator = case.attention.jacobian(case.X), torch.Generator().manual_seed(2)
     H = torch.randn(*J.batch_shape, *J.input_shape, generator=generator, dtype=torch.float64)
     G = torch.randn(*J.batch_shape, *J.output_shape, generator=generator, dtype=torch.float64)
@@ -76,7 +79,8 @@ def test_adjoint(case):
 
 @pytest.mark.parametrize("store", [True, False], ids=["P kept", "P worked out anew"])
 @pytest.mark.parametrize("rows", [1, 2, 64])
-def test_tiles_change_nothing(case, monkeypatch, store, rows):
+def test_tiles_change_nothing(case_in_three_terms, monkeypatch, store, rows):
+    case = case_in_three_terms
     """Any cut into tiles (one head and a few rows at a time) gives the products of the whole."""
     whole = flat_dense(case.attention.jacobian(case.X))
     monkeypatch.setattr(module, "TILE_BYTES", 1)
@@ -202,7 +206,8 @@ def fused(X):
     return scaled_dot_product_attention(X, X, X)
 
 
-def test_autograd_agrees_with_three_terms(case):
+def test_autograd_agrees_with_three_terms(every_case):
+    case = every_case
     found, expected = AutogradJacobian(case.attention, case.X), case.attention.jacobian(case.X)
     assert found.shape == expected.shape and found.batch_shape == expected.batch_shape
     torch.testing.assert_close(found.dense(), expected.dense(), **EXACT)

@@ -92,7 +92,8 @@ def test_tokens_share_the_vectors(case):
     torch.testing.assert_close(left.square().sum(-1), torch.ones_like(found.value))
 
 
-def test_heads_and_terms_sum_to_sigma(case):
+def test_heads_and_terms_sum_to_sigma(every_case):
+    case = every_case
     found = local_lipschitz(case.attention, case.X, tol=1e-10)
     heads, terms = found.by_head(), found.by_term()
     assert heads.shape == (*found.value.shape, case.attention.heads) and terms.shape[-1] == 3

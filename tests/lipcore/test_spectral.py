@@ -56,14 +56,16 @@ def test_agrees_with_scipy(make_case):
     assert spectral_norm(J, tol=1e-12).value.item() == pytest.approx(expected, rel=1e-11)
 
 
-def test_agrees_with_dense_on_every_layer(case):
+def test_agrees_with_dense_on_every_layer(every_case):
+    case = every_case
     found = local_lipschitz(case.attention, case.X, tol=1e-12)
     expected = torch.linalg.matrix_norm(case.attention.jacobian(case.X).dense(), 2)
     torch.testing.assert_close(found.value, expected, rtol=1e-11, atol=0)
     assert bool((found.upper >= expected).all()) and bool(found.converged.all())
 
 
-def test_singular_vectors_of_every_layer(case):
+def test_singular_vectors_of_every_layer(every_case):
+    case = every_case
     """They are those of the whole Jacobian, though a narrow head is measured in its own few dimensions."""
     found, J = local_lipschitz(case.attention, case.X, tol=1e-12), case.attention.jacobian(case.X)
     assert found.right.shape == case.X.shape and found.left.shape == (
