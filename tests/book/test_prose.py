@@ -33,7 +33,6 @@ ALLOWED = {
         "0.4": "description of a picture",
         "0.1": "description of a picture",
     },
-    "17_token_attacks": {"0.3": "threshold, chosen"},
     "18_every_regime": {"1.25": "lines drawn for reference", "1.5": "the same", "2.5": "the same"},
     "19_why_it_grows": {"0.03": "tolerance that a cell asserts"},
     "20_zoo_of_attentions": {"ten per cent": "asked in an exercise", "Ten per cent": "the same"},
