@@ -107,13 +107,14 @@ def _one_layer(A: Tensor | None, V: Tensor | None, attention: Attention | None, 
 def _tokens(attention: Attention, n: int | None) -> int | None:
     """The number of tokens, which a mask or log-weights fix."""
     n = None if n is None else check_count("n", n)
-    for name in ("mask", "log_weights"):
-        fixed = getattr(attention, name)
-        if fixed is None:
+    for name in ("mask", "bias", "log_weights"):
+        table = getattr(attention, name)
+        if table is None:
             continue
-        if n not in (None, len(fixed)):
-            raise ValueError(f"n: expected {len(fixed)} as the layer's {name} has, got {n}")
-        return len(fixed)
+        fixed = max(table.shape[-2:])
+        if n not in (None, fixed):
+            raise ValueError(f"n: expected {fixed} as the layer's {name} has, got {n}")
+        return fixed
     return n
 
 
@@ -121,7 +122,8 @@ def _log_head(attention: Attention, head: int, n: int | None, log_a: float, radi
     """The logarithm of one head's bound for ‖V‖₂ = 1."""
     if n == 1:
         return 0.0  # one token sees itself: the map is V
-    if attention.mask is not None or attention.log_weights is not None:
+    given = (attention.mask, attention.bias, attention.log_weights)
+    if any(table is not None for table in given):
         mixing = _any_weights(attention, n, log_a)
     elif attention.rotary is not None:
         mixing = _separate_terms(attention, n, log_a)

@@ -26,7 +26,7 @@ from lipcore.bounds._logarithms import (
     with_own_query,
 )
 from lipcore.bounds.rows import log_torn, log_two_dirac
-from lipcore.jacobian import LinearOperator
+from lipcore.operators import LinearOperator
 
 #: Euler's constant γ + 6 log 2: the shift of log n in the norm of causal averaging (Štampach 2022).
 _SHIFT = 0.5772156649015329 + 6 * math.log(2)

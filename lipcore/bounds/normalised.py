@@ -18,8 +18,9 @@ from lipcore.attention import Attention
 from lipcore.bounds._columns import log_column_sum
 from lipcore.bounds._logarithms import log_
 from lipcore.bounds._matrices import product_norm, square_root
-from lipcore.bounds.layer import join_heads
-from lipcore.jacobian import AttentionJacobian, LinearOperator
+from lipcore.bounds.layer import check_covered, join_heads
+from lipcore.jacobian import AttentionJacobian
+from lipcore.operators import LinearOperator
 from lipcore.spectral import spectral_norm
 
 _BISECTIONS = 200  # halvings of the multiplier's bracket: down to rounding
@@ -329,7 +330,8 @@ def normalised_upper(attention: Attention, norm: Normalisation, *, n: int) -> fl
     n = check_count("n", n)
     found = normalised_reach(attention, norm)
     attention, gain, _, root = _checked(attention, norm)
-    masked = attention.causal or attention.mask is not None or attention.log_weights is not None
+    given = (attention.mask, attention.bias, attention.log_weights)
+    masked = attention.causal or any(table is not None for table in given)
     log_columns = [
         math.log(n) if masked else log_column_sum(n, log_(alpha)) for alpha in found.spread.tolist()
     ]
@@ -348,6 +350,7 @@ def normalised_upper(attention: Attention, norm: Normalisation, *, n: int) -> fl
 
 def _checked(attention: Attention, norm: Normalisation) -> tuple[Attention, Tensor, Tensor, float]:
     """(attention, γ, β, √d) in float64."""
+    check_covered(attention)
     if attention.rotary is not None:
         raise ValueError("attention: expected one without rotary positions, got rotary frequencies")
     d = attention.d

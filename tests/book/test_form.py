@@ -40,7 +40,7 @@ PLUMBING = KEPT_APART | {
     "panel",
     "panels",
 }
-MODULES = re.compile(r"myst_nb|matplotlib.*|lipcore\.lab\.(claims|colours|numbers|plotting)")
+MODULES = re.compile(r"myst_nb|matplotlib.*|lipcore\.lab\.(claims|colours|numbers|plotting|tables)")
 
 
 def kind(cell) -> str | None:

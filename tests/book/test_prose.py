@@ -1,6 +1,5 @@
 """No number that looks measured is typed by hand: what a page states, a cell of the page has computed."""
 
-import re
 import sys
 from pathlib import Path
 
@@ -16,13 +15,11 @@ PAGES = sorted([*(ROOT / "notebooks").glob("*.md"), *(ROOT / "book").glob("*.md"
 EVERYWHERE = {"95 %": "level of intervals"}
 ALLOWED = {
     "01_attention_as_a_map": {"hundred times over": "a manner of speaking: depth of models"},
-    "02_jacobian": {"eight times as": "scale of a drawing"},
     "03_spectral_norm": {"0.999": "probability of the certificate, asked for"},
     "04_measures_and_transport": {"80 %": "width of a band, chosen"},
     "08_large_radius": {"0.95": "threshold, chosen"},
     "12_mass_splitting": {"0.90": "masses of the example", "0.02": "the same", "0.08": "the same"},
     "13_encoder_real_text": {
-        "thousands of times larger": "order of magnitude, in words",
         "0.1": "threshold, chosen; description of a picture",
         "0.4": "the same",
         "0.2": "description of a picture",
@@ -36,7 +33,6 @@ ALLOWED = {
     "18_every_regime": {"1.25": "lines drawn for reference", "1.5": "the same", "2.5": "the same"},
     "19_why_it_grows": {"0.03": "tolerance that a cell asserts"},
     "20_zoo_of_attentions": {"ten per cent": "asked in an exercise", "Ten per cent": "the same"},
-    "attack": {"three times finer": "how the search is run"},
     "index": {"thousands of times larger": "order of magnitude, in words"},
 }
 
@@ -109,17 +105,3 @@ def test_the_line_is_the_line():
     text = "---\na: 1\n---\n\n```{code-cell} python3\nx = 1.5\n```\n\n$$\nx\n$$\nIt is 1.5 here.\n"
     assert typed_numbers(text) == [(12, "1.5")]
     assert prose(text).count("\n") == text.count("\n")
-
-
-# Papers of the workshop: a reader has only the repository.
-ELSEWHERE = re.compile(r"theory(?:\.md)?\s*§|\b(?:theory|design|toolchain)\.md|\.\./shared")
-
-
-@pytest.mark.parametrize("text", ["(theory §0)", "see design.md", "in ../shared/review"])
-def test_a_planted_reference_to_what_no_reader_has_is_found(text):
-    assert ELSEWHERE.search(text)
-
-
-def test_no_text_refers_to_what_no_reader_has():
-    texts = [*PAGES, *(ROOT / "lipcore").rglob("*.py"), *(ROOT / "book" / "_ext").rglob("*.py")]
-    assert [p.name for p in texts if ELSEWHERE.search(p.read_text(encoding="utf8"))] == []

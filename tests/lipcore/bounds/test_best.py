@@ -124,12 +124,13 @@ def test_holds_for_every_layer(case, truth, radius):
     generator = torch.Generator().manual_seed(0)
     X = torch.randn(4, n, case.X.shape[-1], generator=generator, dtype=F64)
     X[:2] = X[:2] / X[:2].norm(dim=-1, keepdim=True)
-    reached = truth.of_map(case.attention, truth.to_ball(radius * X, radius)).max().item()
-    assert reached <= best_upper(attention=case.attention, n=n, radius=radius) * (1 + 1e-9)
+    layer = case.members[0].attention
+    reached = truth.of_map(layer, truth.to_ball(radius * X, radius)).max().item()
+    assert reached <= best_upper(attention=layer, n=n, radius=radius) * (1 + 1e-9)
 
 
 LAYERS = ("biases", "biases, causal", "rotary", "rotary, everything", "heads concatenated", "mask",
-          "log-weights")  # fmt: skip
+          "bias per head", "log-weights")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LAYERS)
