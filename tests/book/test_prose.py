@@ -30,7 +30,6 @@ ALLOWED = {
         "0.4": "description of a picture",
         "0.1": "description of a picture",
     },
-    "17_token_attacks": {"0.3": "threshold, chosen"},
     "19_why_it_grows": {"0.03": "tolerance that a cell asserts"},
     "20_zoo_of_attentions": {"ten per cent": "asked in an exercise", "Ten per cent": "the same"},
     "index": {"thousands of times larger": "order of magnitude, in words"},
