@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Table:
-    """Rows with the same columns, from :func:`lipcore.measure`.
+    """Rows with the same columns, from :func:`~lipcore.models.measure.measure`.
 
     Attributes
     ----------

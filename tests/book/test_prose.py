@@ -18,7 +18,6 @@ ALLOWED = {
     "03_spectral_norm": {"0.999": "probability of the certificate, asked for"},
     "04_measures_and_transport": {"80 %": "width of a band, chosen"},
     "08_large_radius": {"0.95": "threshold, chosen"},
-    "12_mass_splitting": {"0.90": "masses of the example", "0.02": "the same", "0.08": "the same"},
     "13_encoder_real_text": {
         "0.1": "threshold, chosen; description of a picture",
         "0.4": "the same",
