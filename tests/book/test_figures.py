@@ -17,7 +17,7 @@ import pytest
 from matplotlib.colors import is_color_like
 from PIL import Image
 
-from lipcore.lab import colours
+from lipcore.lab import colours, plotting
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "book" / "_ext"))
 from book_build.figures import UnknownColourError, dark_picture, dark_version
