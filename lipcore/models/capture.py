@@ -153,8 +153,7 @@ class Captured:
     varied, fixed : tuple of str
         The inputs that are X, and the tensors that are held fixed.
     layout : {"batch first", "batch second", "one input"}
-        How the submodule takes its tokens; X and the output have the batch first.
-    X : Tensor, shape (…, n, d)
+        How the submodule takes its tokens; ``X`` and the output have the batch first.
     """
 
     call: Call

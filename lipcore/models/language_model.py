@@ -236,8 +236,8 @@ def load(
 
     A folder is read without a network. What :class:`LanguageModel` adds, layers read out exactly,
     comes with models of BERT, GPT-2 and Llama type; any other architecture of transformers is a
-    :class:`LoadedModel`, whose layers :func:`lipcore.measure` and :func:`lipcore.capture` take as
-    they run.
+    :class:`LoadedModel`, whose layers :func:`~lipcore.models.measure.measure` and
+    :func:`~lipcore.models.capture.capture` take as they run.
 
     Parameters
     ----------

@@ -31,7 +31,8 @@ _POOLER = re.compile(r"(^|\.)pooler\.")
 class LoadedModel:
     """A model in evaluation mode, without gradients, with its tokenizer. Get one from :func:`load`.
 
-    :func:`lipcore.measure` and :func:`lipcore.capture` take it as they take its ``model``.
+    :func:`~lipcore.models.measure.measure` and :func:`~lipcore.models.capture.capture` take it as
+    they take its ``model``.
 
     Attributes
     ----------

@@ -47,8 +47,8 @@ def measure(
     r"""Run a model, and measure σ of its attention modules, its blocks, or all of it at once.
 
     For each of them, σ is the largest singular value of the Jacobian of what
-    :func:`lipcore.capture` returns: the module as a map of the tokens that enter it in the running
-    model, at these tokens, with masks, padding and positions as they are there.
+    :func:`~lipcore.models.capture.capture` returns: the module as a map of the tokens that enter it
+    in the running model, at these tokens, with masks, padding and positions as they are there.
 
     Parameters
     ----------

@@ -50,7 +50,7 @@ def from_module(module: nn.Module, *args, **inputs) -> Attention:
     ValueError
         If no reading gives what the module gives: it has more than an Attention has (a residual, a
         gate, relative positions inside), or hides what it does. Then measure it by autodiff:
-        :func:`lipcore.capture`.
+        :func:`~lipcore.models.capture.capture`.
 
     Examples
     --------

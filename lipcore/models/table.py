@@ -23,7 +23,7 @@ WIDTH = 80
 
 @dataclass(eq=False)
 class Table:
-    """Rows with the same columns, from :func:`lipcore.measure`.
+    """Rows with the same columns, from :func:`~lipcore.models.measure.measure`.
 
     Attributes
     ----------

@@ -18,7 +18,6 @@ ALLOWED = {
     "03_spectral_norm": {"0.999": "probability of the certificate, asked for"},
     "04_measures_and_transport": {"80 %": "width of a band, chosen"},
     "08_large_radius": {"0.95": "threshold, chosen"},
-    "12_mass_splitting": {"0.90": "masses of the example", "0.02": "the same", "0.08": "the same"},
     "13_encoder_real_text": {
         "0.1": "threshold, chosen; description of a picture",
         "0.4": "the same",
@@ -30,8 +29,6 @@ ALLOWED = {
         "0.4": "description of a picture",
         "0.1": "description of a picture",
     },
-    "17_token_attacks": {"0.3": "threshold, chosen"},
-    "18_every_regime": {"1.25": "lines drawn for reference", "1.5": "the same", "2.5": "the same"},
     "19_why_it_grows": {"0.03": "tolerance that a cell asserts"},
     "20_zoo_of_attentions": {"ten per cent": "asked in an exercise", "Ten per cent": "the same"},
     "index": {"thousands of times larger": "order of magnitude, in words"},
