@@ -9,7 +9,11 @@ if TYPE_CHECKING:
     from lipcore import adversarial, bounds, jacobian, measures, models, spectral
     from lipcore.attention import Attention, attention_map
     from lipcore.jacobian import AttentionJacobian, AutogradJacobian
-    from lipcore.spectral import SpectralNorm, local_lipschitz, spectral_norm
+    from lipcore.models.capture import capture
+    from lipcore.models.measure import measure
+    from lipcore.models.modules import from_module
+    from lipcore.results import SpectralNorm
+    from lipcore.spectral import local_lipschitz, spectral_norm
 
 __all__ = [
     "Attention",
@@ -19,8 +23,11 @@ __all__ = [
     "adversarial",
     "attention_map",
     "bounds",
+    "capture",
+    "from_module",
     "jacobian",
     "local_lipschitz",
+    "measure",
     "measures",
     "models",
     "spectral",
@@ -33,7 +40,10 @@ _HOMES = {
     "attention_map": "attention",
     "AttentionJacobian": "jacobian",
     "AutogradJacobian": "jacobian",
-    "SpectralNorm": "spectral",
+    "capture": "models.capture",
+    "measure": "models.measure",
+    "from_module": "models.modules",
+    "SpectralNorm": "results",
     "local_lipschitz": "spectral",
     "spectral_norm": "spectral",
 }

@@ -15,8 +15,9 @@ def check_real_tensor(
     """Return ``value`` if it is a finite float32 or float64 tensor of that rank, else raise."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor, got {type(value).__name__}")
-    if value.layout != torch.strided or value.is_meta:
+    if value.is_nested or value.layout != torch.strided or value.is_meta:
         kind = "on the meta device" if value.is_meta else f"of layout {value.layout}"
+        kind = "that is nested: pad it" if value.is_nested else kind
         raise TypeError(f"{name}: expected a dense tensor with entries, got one {kind}")
     if value.dtype not in (torch.float32, torch.float64):
         got = str(value.dtype).removeprefix("torch.")

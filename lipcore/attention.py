@@ -6,11 +6,13 @@ not fit, are not finite, or are not float32 or float64 raise a ValueError or a T
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lipcore._checks import (
     check_head,
@@ -20,7 +22,9 @@ from lipcore._checks import (
     check_scores,
     check_tokens,
 )
-from lipcore.jacobian import AttentionJacobian
+from lipcore.jacobian import AttentionJacobian, AutogradJacobian
+from lipcore.masks import check_fits, check_tables, tile_of
+from lipcore.operators import LinearOperator
 
 
 def attention_map(X: Tensor, A: Tensor, V: Tensor, *, causal: bool = False) -> Tensor:
@@ -70,8 +74,17 @@ class Attention:
     output_bias : Tensor, shape (q,), optional
     causal : bool
         Token i sees the tokens j ≤ i only.
-    mask : Tensor of bool, shape (n, n), optional
-        True where query i may see key j; it fixes n.
+    mask : Tensor of bool, shape broadcastable to (…, heads, n, n), optional
+        True where query i may see key j, in all sequences and heads or in each; it fixes n.
+    bias : Tensor, shape broadcastable to (…, heads, n, n), optional
+        Added to the scores, −∞ where a key is hidden: ALiBi, relative positions; it fixes n.
+    sinks : Tensor, shape (heads,), optional
+        Score of one more key with value zero: rows of P sum to less than one.
+    softcap : float, optional
+        c > 0: a score s becomes :math:`c \tanh(s/c)`, before biases and masks.
+    query_norm, key_norm : callable, optional
+        What each head's queries and keys (…, heads, n, k) go through before they turn, each vector
+        alone, such as an ``nn.RMSNorm``. With these, or ``softcap``, the Jacobian is by autodiff.
     log_weights : Tensor, shape (n,), optional
         Logarithm of each token's mass, −∞ for none: ``P_ij ∝ w_j exp(s_ij)``; it fixes n.
     scale : float, optional
@@ -102,14 +115,25 @@ class Attention:
     log_weights: Tensor | None = None
     scale: float | None = None
     rotary: Tensor | None = None
+    bias: Tensor | None = None
+    sinks: Tensor | None = None
+    softcap: float | None = None
+    query_norm: Callable[[Tensor], Tensor] | None = None
+    key_norm: Callable[[Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
         for name in ("query", "key", "value"):
             check_real_tensor(name, getattr(self, name), ndim=3)
         self._check_shapes()
-        self._check_mask()
+        check_tables(self)
         scale = 1 / math.sqrt(self.query.shape[1]) if self.scale is None else self.scale
         object.__setattr__(self, "scale", check_number("scale", scale))
+        if self.softcap is not None:
+            check_number("softcap", self.softcap, minimum=0, strict=True)
+        for name in ("query_norm", "key_norm"):
+            if not callable(getattr(self, name) or abs):
+                got = type(getattr(self, name)).__name__
+                raise TypeError(f"{name}: expected a callable, got {got}")
         groups = self.query.shape[0] // self.key.shape[0]
         for name in ("key", "value", "key_bias", "value_bias"):
             shared = getattr(self, name)
@@ -145,29 +169,6 @@ class Attention:
             if tuple(tensor.shape) != shape:
                 raise ValueError(f"{name}: expected shape {shape}, got {tuple(tensor.shape)}")
 
-    def _check_mask(self) -> None:
-        for name in ("mask", "log_weights"):
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, Tensor):
-                raise TypeError(f"{name}: expected a torch.Tensor, got {type(value).__name__}")
-        mask = self.mask
-        masses = self.log_weights
-        if masses is not None:
-            check_same_kind("log_weights", masses, self.query, "query")
-            if masses.ndim != 1 or not bool((masses < math.inf).all()):
-                raise ValueError("log_weights: expected a vector of numbers below +infinity")
-        if mask is not None:
-            n = max(mask.shape, default=0) if masses is None else len(masses)
-            if mask.dtype != torch.bool or mask.shape != (n, n):
-                got = f"{mask.dtype} of shape {tuple(mask.shape)}"
-                raise ValueError(f"mask: expected a boolean ({n}, {n}) tensor, got {got}")
-            seen = self.mask_scores_(self.query.new_zeros(n, n), slice(0, n)) > -math.inf
-        elif masses is not None:  # the first key decides, or any of them: no n × n array
-            seen = (masses[:1] if self.causal else masses) > -math.inf
-        if (mask is not None or masses is not None) and not bool(seen.any(-1).all()):
-            names = "mask, log_weights"
-            raise ValueError(f"{names}: expected a visible key in every row, got a row with none")
-
     @classmethod
     def from_matrices(cls, A: Tensor, V: Tensor, **options) -> Attention:
         r"""One head with scores :math:`s_{ij} = (A x_i)\cdot x_j` and values :math:`V x_j`.
@@ -176,7 +177,7 @@ class Attention:
         ----------
         A, V : Tensor, shapes (d, d) and (p, d)
         **options
-            ``causal``, ``mask`` and ``log_weights`` of :class:`Attention`.
+            ``causal``, ``mask``, ``bias``, ``sinks`` and ``log_weights`` of :class:`Attention`.
         """
         A, V = check_head(A, V)
         identity = torch.eye(len(A), dtype=A.dtype, device=A.device)
@@ -203,6 +204,9 @@ class Attention:
         moved = {name: tensor.to(*args, **kwargs) for name, tensor in tensors.items()}
         if self.mask is not None:
             moved["mask"] = moved["mask"].bool()
+        norms = {name: getattr(self, name) for name in ("query_norm", "key_norm")}
+        modules = {name: norm for name, norm in norms.items() if isinstance(norm, nn.Module)}
+        moved |= {name: copy.deepcopy(norm).to(*args, **kwargs) for name, norm in modules.items()}
         return replace(self, **moved)
 
     def head(self, index: int) -> Attention:
@@ -210,9 +214,12 @@ class Attention:
         if not -self.heads <= index < self.heads:
             raise IndexError(f"index: expected a head from 0 to {self.heads - 1}, got {index}")
         index %= self.heads
-        parts = ("query", "key", "value", "query_bias", "key_bias", "value_bias")
+        parts = ("query", "key", "value", "query_bias", "key_bias", "value_bias", "sinks")
         tensors = {name: getattr(self, name) for name in parts}
         picked = {name: x[index : index + 1] for name, x in tensors.items() if x is not None}
+        for name, table in (("mask", self.mask), ("bias", self.bias)):
+            if table is not None and table.ndim > 2 and table.shape[-3] > 1:
+                picked[name] = table[..., index : index + 1, :, :]
         if self.output is not None:
             picked["output"] = self.output.unflatten(1, (self.heads, -1))[:, index]
         return replace(self, **picked, output_bias=None)
@@ -284,43 +291,60 @@ class Attention:
     def project(self, X: Tensor, *, value_bias: bool = True) -> tuple[Tensor, Tensor, Tensor]:
         """Queries times λ, keys and values of every head, shapes (…, heads, n, k | k | p).
 
-        Values without their bias have the same derivative, and keep their digits where it is large.
+        Values without their bias have the same derivative unless there are sinks, and keep their
+        digits where it is large.
         """
-        queries = self.rotated(_per_head(X, self.query, self.query_bias))
-        keys = self.rotated(_per_head(X, self.key, self.key_bias))
+        queries = _per_head(X, self.query, self.query_bias)
+        queries = self.rotated(self.query_norm(queries) if self.query_norm else queries)
+        keys = _per_head(X, self.key, self.key_bias)
+        keys = self.rotated(self.key_norm(keys) if self.key_norm else keys)
         values = _per_head(X, self.value, self.value_bias if value_bias else None)
         return self.scale * queries, keys, values
 
-    def mask_scores_(self, scores: Tensor, rows: slice) -> Tensor:
-        """Mask the scores (…, rows, columns) of ``rows`` against the first keys, in place."""
+    def mask_scores_(self, scores: Tensor, rows: slice, blocks=None) -> Tensor:
+        """Mask the scores (…, rows, columns) of ``rows`` against the first keys, in place.
+
+        ``blocks``: see :func:`lipcore.masks.tile_of`.
+        """
         columns = scores.shape[-1]
         if self.log_weights is not None:
             scores += self.log_weights[:columns]
+        if self.bias is not None:
+            scores += tile_of(self.bias, rows, columns, blocks)
         if self.mask is not None:
-            scores.masked_fill_(~self.mask[rows, :columns], -math.inf)
+            scores.masked_fill_(~tile_of(self.mask, rows, columns, blocks), -math.inf)
         if self.causal:  # keys before the first of the rows are seen by all of them
             recent = scores[..., rows.start :]
             ones = torch.ones(recent.shape[-2:], dtype=torch.bool, device=recent.device)
             recent.masked_fill_(ones.triu_(1), -math.inf)
         return scores
 
+    def kept(self, scores: Tensor, blocks=None) -> Tensor | None:
+        """What sinks leave of each row, of masked scores (…, rows, columns): (…, rows, 1)."""
+        if self.sinks is None:
+            return None
+        sinks = tile_of(self.sinks[:, None, None], slice(0, 1), 1, blocks)
+        return torch.sigmoid(torch.logsumexp(scores, dim=-1, keepdim=True) - sinks)
+
     def row_weights(self, queries: Tensor, keys: Tensor, rows: slice) -> Tensor:
         """Weights P of the given rows; ``keys`` may be cut after the last one that they see."""
-        return torch.softmax(self.mask_scores_(queries[..., rows, :] @ keys.mT, rows), dim=-1)
+        scores = queries[..., rows, :] @ keys.mT
+        if self.softcap is not None:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
+        scores = self.mask_scores_(scores, rows)
+        kept = self.kept(scores)
+        P = torch.softmax(scores, dim=-1)
+        return P if kept is None else kept * P
 
     def check_input(self, X: Tensor) -> Tensor:
         """Return X if this layer can take it, else raise."""
         check_tokens(X, self.d)
         check_same_kind("X", X, self.query, "the attention's weights")
-        n = X.shape[-2]
-        for name in ("mask", "log_weights"):
-            tensor = getattr(self, name)
-            if tensor is not None and len(tensor) != n:
-                raise ValueError(f"X: expected {len(tensor)} tokens as {name} has, got {n}")
+        check_fits(self, X)
         return X
 
     def weights(self, X: Tensor) -> Tensor:
-        """Attention weights P, shape (…, heads, n, n); each row sums to one."""
+        """Attention weights P, shape (…, heads, n, n); each row sums to one, or less with sinks."""
         queries, keys, _ = self.project(self.check_input(X))
         check_scores(queries, keys)
         return self.row_weights(queries, keys, slice(0, X.shape[-2]))
@@ -339,9 +363,17 @@ class Attention:
             joined = joined @ self.output.mT
         return joined + self.output_bias if bias and self.output_bias is not None else joined
 
-    def jacobian(self, X: Tensor) -> AttentionJacobian:
-        """Jacobian at X, a linear operator: :class:`lipcore.jacobian.AttentionJacobian`."""
-        return AttentionJacobian(self, X)
+    @property
+    def beyond(self) -> list[str]:
+        """What it has that the formulas of :prf:ref:`thm-jacobian` know nothing of."""
+        return [x for x in ("softcap", "query_norm", "key_norm") if getattr(self, x) is not None]
+
+    def jacobian(self, X: Tensor) -> LinearOperator:
+        """Jacobian at X, a linear operator: :class:`lipcore.jacobian.AttentionJacobian`.
+
+        With a softcap or normalised queries or keys, :class:`lipcore.jacobian.AutogradJacobian`.
+        """
+        return (AutogradJacobian if self.beyond else AttentionJacobian)(self, X)
 
 
 def rotate(vectors: Tensor, angles: Tensor) -> Tensor:

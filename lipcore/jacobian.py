@@ -1,24 +1,28 @@
 """Jacobians as linear operators: attention's in three terms, any differentiable map's by autodiff.
 
-An operator is known by its products with arrays of tokens, (…, n, d); each member of the batch
-has its own Jacobian. Arguments that do not fit raise a ValueError or a TypeError.
+Each member of the batch has its own Jacobian. Arguments that do not fit raise a ValueError or a
+TypeError.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import itertools
 import math
-import threading
 from collections.abc import Callable, Iterator
 
 import torch
-from torch import Tensor, nn
-from torch.backends import mha
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch import Tensor
 
-from lipcore._checks import check_same_kind, check_scores, check_tokens
+from lipcore import guard
+from lipcore._checks import (
+    check_count,
+    check_real_tensor,
+    check_same_kind,
+    check_scores,
+    check_tokens,
+)
+from lipcore.autodiff import Derivative, one_line
+from lipcore.operators import LinearOperator
 
 #: Attention weights are stored up to this many bytes; beyond, every product works them out anew.
 WEIGHTS_BYTES = 2**28
@@ -28,91 +32,6 @@ TILE_BYTES = 2**22
 ACCELERATOR_TILE_BYTES = 2**26
 #: Rows of a tile at least, where n allows: thinner matrix products waste the machine.
 TILE_ROWS = 64
-# Forward mode and the choice of kernels belong to the process: one thread at a time.
-_AUTODIFF = threading.RLock()
-
-
-class LinearOperator:
-    """A batch of linear maps between token arrays, known by its products alone.
-
-    Attributes
-    ----------
-    batch_shape, input_shape, output_shape : tuple of int
-        Shapes of the batch, and of one input and one output without it.
-    dtype, device
-        Of inputs and outputs.
-    """
-
-    _transposed_from = None
-
-    def _describe(self, like, batch_shape, input_shape, output_shape) -> None:
-        """Set the shapes; dtype and device are those of the tensor or operator ``like``."""
-        self.batch_shape = tuple(batch_shape)
-        self.input_shape = tuple(input_shape)
-        self.output_shape = tuple(output_shape)
-        self.dtype = like.dtype
-        self.device = like.device
-
-    def matvec(self, H: Tensor) -> Tensor:
-        """J[H], (…, input_shape) → (…, output_shape). H must be left as it is."""
-        raise NotImplementedError
-
-    def rmatvec(self, G: Tensor) -> Tensor:
-        """Jᵀ[G], (…, output_shape) → (…, input_shape). G must be left as it is."""
-        raise NotImplementedError
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(rows, columns) of one matrix of the batch."""
-        return math.prod(self.output_shape), math.prod(self.input_shape)
-
-    @property
-    def T(self) -> LinearOperator:
-        """The transposed operator."""
-        if self._transposed_from is not None:
-            return self._transposed_from
-        transposed = LinearOperator()
-        transposed._transposed_from = self
-        transposed._describe(self, self.batch_shape, self.output_shape, self.input_shape)
-        transposed.matvec = self.rmatvec
-        transposed.rmatvec = self.matvec
-        return transposed
-
-    def dense(self) -> Tensor:
-        """The matrices, (…, rows, columns), a product for each column: for small cases."""
-        rows, columns = self.shape
-        basis = torch.eye(columns, dtype=self.dtype, device=self.device)
-        shape = (*self.batch_shape, *self.input_shape)
-        images = [self.matvec(e.reshape(self.input_shape).expand(shape)) for e in basis]
-        return torch.stack([image.reshape(*self.batch_shape, rows) for image in images], dim=-1)
-
-    def _check(self, name: str, tensor: Tensor, event_shape: tuple[int, ...]) -> Tensor:
-        expected = (*self.batch_shape, *event_shape)
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
-        if tuple(tensor.shape) != expected:
-            raise ValueError(f"{name}: expected shape {expected}, got {tuple(tensor.shape)}")
-        if tensor.dtype != self.dtype or tensor.device != self.device:
-            got = f"{tensor.dtype} on {tensor.device}"
-            raise TypeError(f"{name}: expected {self.dtype} on {self.device}, got {got}")
-        return tensor
-
-
-class MatrixOperator(LinearOperator):
-    """A batch of matrices, shape (…, rows, columns), as an operator."""
-
-    def __init__(self, matrix: Tensor) -> None:
-        self.matrix = check_tokens(matrix, name="matrix")
-        *batch, rows, columns = matrix.shape
-        self._describe(matrix, batch, (columns,), (rows,))
-
-    def matvec(self, H: Tensor) -> Tensor:
-        """Matrix times vector."""
-        return (self.matrix @ self._check("H", H, self.input_shape)[..., None])[..., 0]
-
-    def rmatvec(self, G: Tensor) -> Tensor:
-        """Transposed matrix times vector."""
-        return (self.matrix.mT @ self._check("G", G, self.output_shape)[..., None])[..., 0]
 
 
 class AttentionJacobian(LinearOperator):
@@ -130,6 +49,7 @@ class AttentionJacobian(LinearOperator):
     :math:`\sum_j P_{ij} (S_{ij} - \bar s_i) v_j`, with :math:`\bar s_i` the mean of :math:`S_i`
     under P_i. P is visited in tiles, a few heads and some rows at a time. It is kept where it is
     small (``WEIGHTS_BYTES``), else each product works it out anew: memory is then linear in n.
+    Masks and biases of pairs only change P, and a sink only what it sums to.
 
     Parameters
     ----------
@@ -149,12 +69,17 @@ class AttentionJacobian(LinearOperator):
 
     @torch.no_grad()
     def __init__(self, attention, X: Tensor, *, store: bool | None = None) -> None:
+        if attention.beyond:
+            got = ", ".join(attention.beyond)
+            raise ValueError(
+                f"attention: expected scores (A x + c)·x alone, got {got}: use .jacobian"
+            )
         X = attention.check_input(X).detach()
         *batch, n, d = X.shape
         self._describe(X, batch, (n, d), (n, attention.output_dim))
         self.attention = attention
         # one block for each member of the batch and each head: (batch·heads, n, k | k | p)
-        projected = attention.project(X, value_bias=False)
+        projected = attention.project(X, value_bias=attention.sinks is not None)
         self._q, self._k, self._v = (part.flatten(0, -3).contiguous() for part in projected)
         check_scores(self._q, self._k)
         blocks = len(self._q)
@@ -196,8 +121,13 @@ class AttentionJacobian(LinearOperator):
             if self._P is not None:
                 yield heads, rows, seen, self._P[index]
                 continue
-            P = self.attention.mask_scores_(self._q[heads, rows] @ self._k[heads, seen].mT, rows)
+            P = self._q[heads, rows] @ self._k[heads, seen].mT
+            blocks = ((*self.batch_shape, self.attention.heads), heads)
+            P = self.attention.mask_scores_(P, rows, blocks)
+            kept = self.attention.kept(P, blocks)
             torch.softmax(P, dim=-1, out=P)
+            if kept is not None:
+                P *= kept
             # far below rounding, products would be subnormal numbers, ten times slower to work with
             torch.threshold_(P, math.sqrt(torch.finfo(self.dtype).tiny), 0.0)
             yield heads, rows, seen, P
@@ -249,13 +179,13 @@ class AttentionJacobian(LinearOperator):
         own = [torch.cat([next(parts) for _ in widths], dim=-1) for _, widths in self._weights]
         return sum(self._joined(x) @ W for x, (W, _) in zip(own, self._weights, strict=True))
 
-    @staticmethod
-    def _softmax_tangent_(P: Tensor, S: Tensor, heaviest: Tensor) -> Tensor:
+    def _softmax_tangent_(self, P: Tensor, S: Tensor, heaviest: Tensor) -> Tensor:
         """P_ij (S_ij − s̄_i) in the place of S: the derivative of softmax, a symmetric map.
 
         S must be contiguous: PyTorch's kernel writes wrong numbers into any other layout.
         """
-        S -= S.gather(-1, heaviest)  # relative to the heaviest key: settled rows lose no digits
+        if self.attention.sinks is None:  # else the sink's zero is what S is relative to
+            S -= S.gather(-1, heaviest)  # relative to the heaviest key: settled rows lose no digits
         return torch._softmax_backward_data(S, P, -1, S.dtype, grad_input=S)
 
     def _split(self, tokens: Tensor) -> Tensor:
@@ -284,14 +214,30 @@ def cut_into_tiles(
 class AutogradJacobian(LinearOperator):
     """The Jacobian of any differentiable map at X, by automatic differentiation.
 
+    The map is checked once (:mod:`lipcore.guard`), and one whose derivative cannot be trusted is
+    refused in a line that names the cause: members of the batch that influence one another,
+    gradients cut inside, random numbers, modules that change. Fused attention runs as PyTorch's
+    mathematical kernel, and code wrapped by ``torch.compile`` as it was written.
+
     Parameters
     ----------
     fn : callable
-        Maps (…, n, d) to (…, …): everything before the last two dimensions of X is a batch, whose
-        members must not influence one another. A module must be in evaluation mode, and two calls
-        must agree. Fused attention runs as PyTorch's mathematical kernel, which has derivatives;
-        where PyTorch has none of an operation, a product raises a NotImplementedError.
+        Maps (…, n, d) to (…, …), with the same batch in front. A module must be in evaluation
+        mode.
     X : Tensor, shape (…, n, d)
+    event_dims : int
+        How many of the last dimensions of X are one input; those before are a batch, whose members
+        must not influence one another. 3 for images (…, channels, height, width).
+    layout : {"NLE", "LNE"}
+        With "LNE", the map takes and gives (n, batch, d), as :class:`torch.nn.MultiheadAttention`
+        does without ``batch_first``. The Jacobian's batch comes first all the same.
+
+    Raises
+    ------
+    ValueError, TypeError, RuntimeError
+        If the map is refused, or fails at X.
+    NotImplementedError
+        If PyTorch has no derivative of an operation in it.
 
     Examples
     --------
@@ -300,77 +246,59 @@ class AutogradJacobian(LinearOperator):
     tensor([1., 1.])
     """
 
-    def __init__(self, fn: Callable[[Tensor], Tensor], X: Tensor) -> None:
+    def __init__(
+        self,
+        fn: Callable[[Tensor], Tensor],
+        X: Tensor,
+        *,
+        event_dims: int = 2,
+        layout: str = "NLE",
+    ) -> None:
         if not callable(fn):
             raise TypeError(f"fn: expected a callable, got {type(fn).__name__}")
-        check_tokens(X)
-        _refuse_training(fn)
-        self._fn = fn
-        with _autodiff(), torch.no_grad():
-            self._X = X.detach().clone(memory_format=torch.contiguous_format)
-            value = self._call(self._X)
-            again = self._call(self._X)
+        guard.refuse_training(fn)
+        X, fn = arranged(fn, X, layout)
+        batch = X.ndim - check_count("event_dims", event_dims)
+        if batch < 0:
+            expected = f"at most the {X.ndim} dimensions of X"
+            raise ValueError(f"event_dims: expected {expected}, got {event_dims}")
+        with guard.unchanged(X.device), one_line():
+            self._derivative = Derivative(fn, X)
+        value = self._derivative.value
         if not isinstance(value, Tensor):
             got = f"{type(value).__name__}: wrap it, for example lambda X: module(X)[0]"
             raise TypeError(f"fn: expected a map that returns a tensor, got {got}")
+        check_real_tensor("fn(X)", value)
         check_same_kind("fn(X)", value, X, "X")
-        batch = tuple(X.shape[:-2])
-        shape = tuple(value.shape)
-        if shape[: len(batch)] != batch:
-            expected = f"an output that begins with the batch {batch}"
-            raise ValueError(f"fn: expected {expected}, got shape {shape}")
-        if not bool(torch.isfinite(value).all()):
-            raise ValueError("fn: expected a finite output at X, got NaN or infinity")
-        if not torch.equal(value, again):
-            cure = "call .eval() if it has dropout"
-            raise ValueError(f"fn: expected the same output at the same X, got two: {cure}")
-        self._describe(X, batch, X.shape[-2:], shape[len(batch) :])
-
-    def _call(self, X: Tensor) -> Tensor:
-        return self._fn(X.clone())  # a map that works in place must not change X
-
-    @functools.cached_property
-    def _pull(self) -> Callable[[Tensor], tuple[Tensor]]:
-        return torch.func.vjp(self._call, self._X)[1]
+        if value.shape[:batch] != X.shape[:batch]:
+            expected = f"an output that begins with the batch {tuple(X.shape[:batch])}"
+            cure = "if that is no batch, pass event_dims="
+            got = f"shape {tuple(value.shape)}: {cure}{event_dims + 1}"
+            raise ValueError(f"fn: expected {expected}, got {got}")
+        self._describe(X, X.shape[:batch], X.shape[batch:], value.shape[batch:])
+        guard.check_derivative(self._derivative, batch)
 
     def matvec(self, H: Tensor) -> Tensor:
-        """J[H], by forward mode; traced once it would be quicker, but wrong for code in place."""
-        self._check("H", H, self.input_shape)
-        tangent = (H.clone(),)  # H may come from inference mode
-        return _explained(lambda: torch.func.jvp(self._call, (self._X,), tangent))[1]  # [0] is f(X)
+        """J[H]."""
+        return self._derivative.push(self._check("H", H, self.input_shape))
 
     def rmatvec(self, G: Tensor) -> Tensor:
-        """Jᵀ[G], by reverse mode."""
-        self._check("G", G, self.output_shape)
-        return _explained(lambda: self._pull(G.clone()))[0]
+        """Jᵀ[G]."""
+        return self._derivative.pull(self._check("G", G, self.output_shape))
 
 
-@contextlib.contextmanager
-def _autodiff() -> Iterator[None]:
-    """Alone, without inference mode, where derivatives vanish, and kernels that have none."""
-    with _AUTODIFF, torch.inference_mode(False), sdpa_kernel(SDPBackend.MATH):
-        fast_path = mha.get_fastpath_enabled()
-        mha.set_fastpath_enabled(False)
-        try:
-            yield
-        finally:
-            mha.set_fastpath_enabled(fast_path)
+def arranged(fn: Callable, X: Tensor, layout: str) -> tuple[Tensor, Callable]:
+    """X and the map with the batch in front: as they are, or both transposed from (n, batch, d)."""
+    check_tokens(X)
+    if layout == "NLE":
+        return X, fn
+    if layout != "LNE" or X.ndim != 3:
+        expected = "expected 'NLE', or 'LNE' with X of three dimensions"
+        raise ValueError(f"layout: {expected}, got {layout!r} with X of {X.ndim}")
 
+    def swapped(X: Tensor) -> Tensor:
+        value = fn(X.transpose(0, 1))
+        has_batch = isinstance(value, Tensor) and value.ndim > 1
+        return value.transpose(0, 1) if has_batch else value
 
-def _refuse_training(fn: Callable) -> None:
-    module = fn if isinstance(fn, nn.Module) else getattr(fn, "__self__", None)
-    if isinstance(module, nn.Module) and any(part.training for part in module.modules()):
-        got = f"{type(module).__name__} in training mode: call .eval() first"
-        raise ValueError(f"fn: expected a module in evaluation mode, got {got}")
-
-
-def _explained(compute: Callable):
-    """Run ``compute``; where autodiff has no rule, say in one line what to change."""
-    try:
-        with _autodiff():
-            return compute()
-    except (NotImplementedError, RuntimeError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        cure = "use explicit softmax (for transformers models, attn_implementation='eager')"
-        what = f"automatic differentiation has no rule for an operation in it ({reason[:200]})"
-        raise NotImplementedError(f"fn: {what}: {cure}") from error
+    return X.transpose(0, 1), swapped

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -21,45 +21,13 @@ from torch import Tensor
 
 from lipcore._checks import check_count, check_number
 from lipcore.attention import Attention
-from lipcore.jacobian import AttentionJacobian, AutogradJacobian, LinearOperator, MatrixOperator
+from lipcore.jacobian import AttentionJacobian, AutogradJacobian, arranged
+from lipcore.operators import LinearOperator, MatrixOperator
+from lipcore.results import SpectralNorm
+from lipcore.sensitivity import Deflated, warn_of_crossings, with_gradient
 
 _TINY = 1e-150  # to divide by instead of zero
 _SMALLEST_LOG = -80.0  # e^-80 is nothing beside 1
-
-
-@dataclass(frozen=True, eq=False)
-class SpectralNorm:
-    """What an iteration found out about σ_max, one entry a member of the batch.
-
-    Attributes
-    ----------
-    value : Tensor
-        The estimate: a lower bound, up to rounding.
-    lower, upper : Tensor
-        Bracket. ``lower`` (= ``value``) always holds. Without certificate, ``upper`` is infinite.
-    probability : float or None
-        Probability, over the random start, with which ``upper`` holds whenever the iteration
-        stopped: 1 where a bound was passed in, None without a certificate.
-    residual : Tensor
-        ``‖Jᵀu − σ v‖``: at most this far from ``value`` lies *some* singular value.
-    iterations : Tensor of int
-        Pairs of products (J and Jᵀ) that each member used.
-    converged : Tensor of bool
-        Whether the estimated relative error of ``value`` is at most ``tol``; certain, with the
-        probability of ``upper``, is √tol.
-    left, right : Tensor
-        Unit singular vectors u, v, shaped as outputs and inputs of the operator.
-    """
-
-    value: Tensor
-    lower: Tensor
-    upper: Tensor
-    probability: float | None
-    residual: Tensor
-    iterations: Tensor
-    converged: Tensor
-    left: Tensor
-    right: Tensor
 
 
 def spectral_norm(
@@ -83,7 +51,8 @@ def spectral_norm(
         Relative error of ``value`` at which a member stops, as Lanczos estimates it from the
         residual (:prf:ref:`thm-residual`). Where many singular values crowd at the top it can be
         larger, but with confidence ``probability`` it is at most √tol whatever the spectrum. Power
-        iteration stops when its Rayleigh quotient changes by less than tol, which says less.
+        iteration stops when its Rayleigh quotient changes by less than tol, which says less: it is
+        called converged where the certificate is within √tol too, or there is none.
     max_iterations : int, optional
         Pairs of products at most; 300 for Lanczos (never more than the smaller dimension needs),
         1000 for power iteration.
@@ -136,11 +105,19 @@ def spectral_norm(
         run = _lanczos if method == "lanczos" else _power
         parts = run(_FlatOperator(J), v_1, tol, limit, overlap)
     found = SpectralNorm(probability=probability, **{k: x.clone() for k, x in parts.items()})
+    if probability is not None:
+        found = replace(found, converged=_closed(found, tol, method))
     return found if upper_bound is None else _with_bound(found, upper_bound)
 
 
 def local_lipschitz(
-    attention_or_callable: Attention | Callable[[Tensor], Tensor], X: Tensor, **options
+    attention_or_callable: Attention | Callable[[Tensor], Tensor],
+    X: Tensor,
+    *,
+    event_dims: int = 2,
+    layout: str = "NLE",
+    differentiable: bool = False,
+    **options,
 ) -> SpectralNorm:
     r"""Local Lipschitz constant :math:`\|D_X f\|_2` of a map at X (:prf:ref:`thm-lip-local`).
 
@@ -150,13 +127,20 @@ def local_lipschitz(
         An :class:`~lipcore.attention.Attention` uses its Jacobian in three terms, anything else
         autodiff (:class:`~lipcore.jacobian.AutogradJacobian` says what it asks of the map).
     X : Tensor, shape (…, n, d)
+    event_dims, layout
+        How a callable takes X, as in :class:`~lipcore.jacobian.AutogradJacobian`: how many of the
+        last dimensions are one input, and "LNE" where the batch is the second of three.
+    differentiable : bool
+        Whether ``value`` carries its gradient with respect to X and the parameters of the map
+        (:func:`lipcore.sensitivity.with_gradient`). The iteration then runs to tol², since the
+        gradient is as accurate as the singular vectors are.
     **options
         Those of :func:`spectral_norm`, such as ``tol``.
 
     Returns
     -------
     SpectralNorm
-        One entry for each member of the batch, of shape X.shape[:-2].
+        One entry for each member of the batch, of shape X.shape[:-event_dims].
 
     Examples
     --------
@@ -167,15 +151,41 @@ def local_lipschitz(
     1.0
     """
     f = attention_or_callable
+    if isinstance(f, Attention):
+        if (event_dims, layout) != (2, "NLE"):
+            raise ValueError(
+                "event_dims, layout: expected (…, n, d), which is what Attention takes"
+            )
+        f.check_input(X)
+    if differentiable:
+        return _differentiable(f, X, event_dims, layout, options)
     if not isinstance(f, Attention):
-        return spectral_norm(AutogradJacobian(f, X), **options)
-    f.check_input(X)
-    if f.is_narrow:
-        with torch.no_grad():  # a head alone works in its own few dimensions
-            small, Z, U = f.compressed()
-            found = local_lipschitz(small, X @ Z, **options)
-            return replace(found, left=found.left @ U.mT, right=found.right @ Z.mT)
-    return spectral_norm(f.jacobian(X), **options)
+        J = AutogradJacobian(f, X, event_dims=event_dims, layout=layout)
+        return spectral_norm(J, **options)
+    if not f.is_narrow:
+        return replace(spectral_norm(f.jacobian(X), **options), layer=f, tokens=X)
+    with torch.no_grad():  # a head alone works in its own few dimensions
+        small, Z, U = f.compressed()
+        found = local_lipschitz(small, X @ Z, **options)
+        vectors = {"left": found.left @ U.mT, "right": found.right @ Z.mT}
+    return replace(found, **vectors, layer=f, tokens=X)
+
+
+def _differentiable(f, X: Tensor, event_dims: int, layout: str, options: dict) -> SpectralNorm:
+    """σ with its gradient; the second singular value is measured too, to warn of crossings."""
+    options = {"tol": 1e-4} | options
+    rounding = 16 * torch.finfo(X.dtype).eps
+    options["tol"] = max(check_number("tol", options["tol"], minimum=0, strict=True) ** 2, rounding)
+    J = AutogradJacobian(f, X, event_dims=event_dims, layout=layout)
+    found = spectral_norm(J, **options)
+    rest = Deflated(J, found.value, found.left, found.right)
+    start = torch.Generator().manual_seed(1)  # the first start may be the vector that is left out
+    second = spectral_norm(rest, tol=1e-2, generator=start).value
+    warn_of_crossings(found.value, second)
+    tokens, fn = arranged(f, X, layout)
+    value = with_gradient(fn, tokens, found.left, found.right, batch=found.value.ndim)
+    layer = {"layer": f, "tokens": X.detach()} if isinstance(f, Attention) else {}
+    return replace(found, value=value, **layer)
 
 
 def _random_start(J: LinearOperator, generator: torch.Generator | None) -> Tensor:
@@ -356,6 +366,16 @@ def _result(J: _FlatOperator, v, upper, residual, iterations, converged) -> dict
         "left": _divided(image, norm).reshape(*batch, *J.operator.output_shape),
         "right": v.reshape(*batch, *J.operator.input_shape),
     }
+
+
+def _closed(found: SpectralNorm, tol: float, method: str) -> Tensor:
+    """Which members have converged, their bracket being as narrow as that promises."""
+    slack = (1 + math.sqrt(tol)) * (1 + math.sqrt(torch.finfo(found.value.dtype).eps))
+    closed = found.upper <= slack * found.value
+    if method == "lanczos" and bool((found.converged & ~closed).any()):
+        expected = "expected products with J that repeat, and with Jᵀ that belong to it"
+        raise ValueError(f"operator: {expected}, got brackets that they do not close")
+    return found.converged & closed
 
 
 def _with_bound(found: SpectralNorm, upper_bound: Tensor | float) -> SpectralNorm:

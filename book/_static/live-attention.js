@@ -8,10 +8,10 @@ function bounds({ tokens, radius, causal }, { rows, A, n }) {
 	const seen = tokens.map((_, l) => norm(plane.build((i, j) => sum(rows.map((q) =>
 		(q.count[l] ? q.weight * q.p[l] / q.count[l] * q.Ax[i] * q.Ax[j] : 0))))));
 	const mixing = plane.singular(plane.jacobian(rows.map((q) => ({ ...q, Ax: [0, 0], own: [0, 0, 0, 0] })))).value;
-	const any = (causal ? 2 + 4 * a : 1 + a) * Math.exp(a) + a, column = causal ? n : n / (1 + (n - 1) * Math.exp(-2 * a));
+	const one = causal ? 1 + a : Math.hypot(1, a), any = (causal ? 2 + 4 * a : one) * Math.exp(a) + a, column = causal ? n : n / (1 + (n - 1) * Math.exp(-2 * a));
 	return {
 		local: mixing + most("own") + Math.sqrt(most("C") * Math.max(...seen)),
-		ball: Math.min((1 + a) * Math.sqrt(column) + a, any),
+		ball: Math.min(one * Math.sqrt(column) + a, any),
 		any,
 		published: Math.sqrt(3 * (a * a * (4 * n + 1) + n)),
 	};

@@ -38,7 +38,7 @@ function measure({ p, radius, gamma }) {
 	return {
 		a, ...here, peak: Math.max(value, here.constant), peakMass: sigmoid(at),
 		sharp: row(highest((w) => (1 - w + w * small) * (w * (1 + 2 * a * (1 - w)) ** 2 + (1 - w) * (1 - 2 * a * w) ** 2 * small), 0.2, 0.55)),
-		meanField: (1 + a) * Math.exp(a) + a, published: (1 + 3 * a) * Math.exp(2 * a),
+		meanField: Math.hypot(1, a) * Math.exp(a) + a, published: (1 + 3 * a) * Math.exp(2 * a),
 	};
 }
 

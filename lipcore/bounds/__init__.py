@@ -1,6 +1,6 @@
 r"""Bounds of the (local) Lipschitz constant of attention: one file a family of statements.
 
-Chapter 5, 18: ``sequences``, ``rows`` · 6: ``gap``, ``lower`` · 7: ``mean_field`` · 8:
+Chapter 5, 18: ``sequences``, ``rows`` · 6: ``gap``, ``lower``, ``copies`` · 7: ``mean_field`` · 8:
 ``large_radius_limit`` · 9, 10: ``masked`` · 11: ``layer``, ``normalised`` · 18, 19: ``local`` · 20:
 ``l2`` · others' bounds: ``rivals``. The least of all that holds for a head or a layer is
 :func:`best_upper`.
@@ -15,6 +15,15 @@ with TypeError.
 """
 
 from lipcore.bounds.best import best_upper
+from lipcore.bounds.copies import (
+    best_lower,
+    copies_inputs,
+    copies_lower,
+    pulled_inputs,
+    pulled_lower,
+    torn_inputs,
+    torn_lower,
+)
 from lipcore.bounds.gap import eigen_gamma, score_gap, score_gap_upper
 from lipcore.bounds.l2 import l2_attention_upper
 from lipcore.bounds.large_radius_limit import LargeRadius, large_radius, large_radius_error
@@ -25,8 +34,6 @@ from lipcore.bounds.lower import (
     masked_lower,
     refined_lower,
     score_gap_lower,
-    torn_inputs,
-    torn_lower,
 )
 from lipcore.bounds.masked import (
     CausalAverage,
@@ -78,9 +85,12 @@ __all__ = [
     "NormalisedReach",
     "PreNormJacobian",
     "adversarial_lower",
+    "best_lower",
     "best_upper",
     "castin2024_released_compute_bound",
     "causal_average_norm",
+    "copies_inputs",
+    "copies_lower",
     "eigen_gamma",
     "emadi2026_softmax_norm",
     "emadi2026_token_upper",
@@ -108,6 +118,8 @@ __all__ = [
     "normalise",
     "normalised_reach",
     "normalised_upper",
+    "pulled_inputs",
+    "pulled_lower",
     "refined_lower",
     "row_moment",
     "score_gap",

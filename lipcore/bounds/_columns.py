@@ -1,8 +1,8 @@
 r"""How much attention one key can collect: bounds of the column sums of P.
 
-Every upper bound for the ball is a function of a, n and these sums. Cells are used where the score
-gap is smaller than 2a: within a cell scores vary by at most t, and queries of a cell are keys of it
-too.
+Every upper bound for the ball is a function of a, n and these sums. Without a mask they are at most
+:math:`e^{g^*}` (:prf:ref:`lem-columns`). With a causal mask that is not known; there the ball is
+cut into cells within which scores vary little, and the queries of a cell are keys of it too.
 """
 
 from __future__ import annotations
@@ -18,14 +18,29 @@ from lipcore.bounds._matrices import rank_of
 from lipcore.bounds.gap import score_gap_upper
 
 
-def log_column_sum(n: int | None, log_a: float) -> float:
-    """log( nκ/(n+κ−1) ), for rows whose scores lie within 2a of one another; log κ for every n."""
-    a = exp(log_a)
+def log_column_sum(n: int | None, log_a: float, gap: float = math.inf) -> float:
+    r"""log S of n tokens, or of every n, whose scores allow a gap g* (:prf:ref:`thm-every`).
+
+    .. math:: S = \min\Big( e^{g^*},\; \frac{\kappa}{n+\kappa-1}
+        + \frac{(n-1)e^{g^*}}{n-1+e^{g^*}} \Big)
+
+    ``gap`` is an upper bound of g*; left out, 2a, and S is nκ/(n+κ−1).
+    """
+    spread = 2 * exp(log_a)
+    gap = min(gap, spread)
     if n is None:
-        return 2 * a
-    log_complement = log_(-math.expm1(-2 * a))  # log(1 − 1/κ)
-    # 1/(1/κ + (1 − 1/κ)/n): no difference of large logarithms
-    return min(max(0.0, -log_add(-2 * a, log_complement - math.log(n))), math.log(n))
+        return gap
+    log_others = log_(n - 1)
+    own = -log_one_plus(log_others - spread)
+    others = -log_add(-gap, -log_others)  # 1/(e^{−g} + 1/(n−1))
+    return min(gap, max(0.0, log_add(own, others)), math.log(n))
+
+
+def log_size_and_gap(A: Tensor, radius: float) -> tuple[float, float]:
+    """Checked (log a, g*)."""
+    norm = torch.linalg.matrix_norm(check_square("A", A).double(), 2).item()
+    log_square = 2 * log_(check_number("radius", radius, minimum=0))
+    return log_(norm) + log_square, exp(log_(score_gap_upper(A)) + log_square)
 
 
 def log_causal_column_sum(n: int, log_a: float) -> float:
@@ -41,7 +56,7 @@ def log_causal_column_sum(n: int, log_a: float) -> float:
 
 
 def log_cells(A: Tensor, radius: float) -> tuple[float, float]:
-    """Checked (log a, log N e^{1+g*}), with the N = (2a√r+1)^r cells of the theorems."""
+    """Checked (log a, log N e^{1+g*}), with N = (2a√r+1)^r cells, for causal masks."""
     values = torch.linalg.svdvals(check_square("A", A).double()).tolist()
     log_square = 2 * log_(check_number("radius", radius, minimum=0))
     log_a = log_(values[0]) + log_square

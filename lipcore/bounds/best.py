@@ -14,7 +14,8 @@ from torch import Tensor
 from lipcore._checks import check_count
 from lipcore.attention import Attention
 from lipcore.bounds._columns import log_causal_column_sum, log_column_sum, log_least_cells
-from lipcore.bounds._logarithms import exp, finish, log_add, log_one_plus
+from lipcore.bounds._logarithms import exp, finish, log_, log_add, log_one_plus
+from lipcore.bounds.gap import score_gap_upper
 from lipcore.bounds.layer import log_join, log_score_reach
 from lipcore.bounds.masked import log_hardy, log_masked_rows, log_moments
 from lipcore.bounds.rows import log_rows, log_torn
@@ -34,13 +35,13 @@ def best_upper(
 
     The minimum of what applies of
 
-    - one row (:prf:ref:`thm-every-row`): :math:`\sqrt{(1+a^2)S}`, :math:`\sqrt{n\,G(a)}`,
-      :math:`e^a\sqrt{F(a)}`, with the largest column sum S; with a causal mask, summed over rows;
-    - the exact exponential rate, for heads without biases and rotary positions
-      (:prf:ref:`thm-every-rate`, :prf:ref:`thm-mf-rate`, :prf:ref:`thm-masked-rate`), with cells of
-      the best size;
+    - the largest column sum S, by the score gap of the head and its bias, without a mask
+      (:prf:ref:`thm-every`): :math:`\sqrt{(1+a^2)S}`;
+    - the longest row (:prf:ref:`thm-every-row`): :math:`\sqrt{n\,G(a)}`,
+      :math:`e^a\sqrt{F(a)}`; with a causal mask, summed over rows;
     - Hardy's inequality for a causal mask (:prf:ref:`thm-masked-upper`,
-      :prf:ref:`prop-masked-moments`);
+      :prf:ref:`prop-masked-moments`), and its exact exponential rate for heads without biases
+      (:prf:ref:`thm-masked-rate`), with cells of the best size;
     - three separate terms for rotary positions (:prf:ref:`prop-norm-rotary`);
 
     with :math:`a_h` of :func:`score_reach` in the place of a, as :math:`|A_hx_i+c_h|R \le a_h` is
@@ -107,13 +108,14 @@ def _one_layer(A: Tensor | None, V: Tensor | None, attention: Attention | None, 
 def _tokens(attention: Attention, n: int | None) -> int | None:
     """The number of tokens, which a mask or log-weights fix."""
     n = None if n is None else check_count("n", n)
-    for name in ("mask", "log_weights"):
-        fixed = getattr(attention, name)
-        if fixed is None:
+    for name in ("mask", "bias", "log_weights"):
+        table = getattr(attention, name)
+        if table is None:
             continue
-        if n not in (None, len(fixed)):
-            raise ValueError(f"n: expected {len(fixed)} as the layer's {name} has, got {n}")
-        return len(fixed)
+        fixed = max(table.shape[-2:])
+        if n not in (None, fixed):
+            raise ValueError(f"n: expected {fixed} as the layer's {name} has, got {n}")
+        return fixed
     return n
 
 
@@ -121,7 +123,8 @@ def _log_head(attention: Attention, head: int, n: int | None, log_a: float, radi
     """The logarithm of one head's bound for ‖V‖₂ = 1."""
     if n == 1:
         return 0.0  # one token sees itself: the map is V
-    if attention.mask is not None or attention.log_weights is not None:
+    given = (attention.mask, attention.bias, attention.log_weights)
+    if any(table is not None for table in given):
         mixing = _any_weights(attention, n, log_a)
     elif attention.rotary is not None:
         mixing = _separate_terms(attention, n, log_a)
@@ -148,15 +151,27 @@ def _separate_terms(attention: Attention, n: int | None, log_a: float) -> float:
 
 def _one_map(attention: Attention, head: int, n: int | None, log_a: float, radius: float) -> float:
     """log M where scores are (A x_i + c)·x_j."""
-    if attention.causal:
-        factor = log_moments(log_a)
-        mixing = factor + exp(log_a)
-        if n is not None:
-            mixing = min(mixing, log_masked_rows(n, log_a))
-    else:
-        factor = log_one_plus(2 * log_a) / 2
-        mixing = log_rows(n, log_a, log_column_sum(n, log_a))
+    if not attention.causal:
+        return _by_gap(attention, head, n, log_a, radius)
+    factor = log_moments(log_a)
+    mixing = factor + exp(log_a)
+    if n is not None:
+        mixing = min(mixing, log_masked_rows(n, log_a))
     if attention.query_bias is not None:
         return mixing
     A = attention.score_matrices()[head].double()
     return min(mixing, factor + log_least_cells(A, radius, below=2 * (mixing - factor)) / 2)
+
+
+def _by_gap(attention: Attention, head: int, n: int | None, log_a: float, radius: float) -> float:
+    """log M without a mask; the gap is worked out where it can help, as it is at least a/5."""
+    mixing = log_rows(n, log_a, log_column_sum(n, log_a))
+    if log_rows(n, log_a, log_column_sum(n, log_a, exp(log_a) / 5)) >= mixing:
+        return mixing
+    A = attention.score_matrices()[head].double()
+    if attention.query_bias is None:
+        log_gap = log_(score_gap_upper(A)) + 2 * log_(radius)
+    else:
+        offset = attention.score_offsets()[head].double()
+        log_gap = log_(score_gap_upper(radius * A, offset)) + log_(radius)
+    return log_rows(n, log_a, log_column_sum(n, log_a, exp(log_gap)))

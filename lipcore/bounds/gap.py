@@ -1,7 +1,8 @@
 r"""The score gap of A, which sets the exact exponential rate (chapter 6).
 
 The gap is a quadratic problem with two constraints, so its Lagrange dual is exact: one convex
-function of one variable, instead of a search from many starts.
+function of one variable, instead of a search from many starts. With an offset (a query's bias, the
+centre of an ellipsoid) the dual is still an upper bound.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from lipcore._checks import check_square
+from lipcore._checks import check_real_tensor, check_square
+from lipcore.bounds._logarithms import smallest
 from lipcore.bounds._matrices import rank_of
 
 #: Relative distances within which eigenvalues are tried as a multiple one, at the dual's kink.
@@ -66,8 +68,30 @@ def score_gap(A: Tensor) -> tuple[float, Tensor]:
     return size * gaps[best].item(), basis @ candidates[best]
 
 
-def score_gap_upper(A: Tensor) -> float:
-    """The dual value of :prf:ref:`def-score-gap`: at least g_A, however u was found.
+def score_gap_upper(A: Tensor, offset: Tensor | None = None) -> float:
+    r"""Upper bound of the score gap, also for scores with an offset c (:prf:ref:`lem-columns`).
+
+    .. math:: \max_{\|x\|, \|y\| \le 1} (Ax+c)\cdot(y-x) \le \mu + \max_{\|x\|\le1}
+        \Big( \frac{\|Ax+c\|^2}{4\mu} - (Ax+c)\cdot x \Big) \quad\text{for every } \mu > 0
+
+    Without an offset this is the dual of :prf:ref:`def-score-gap`, which is exact. With one, the
+    inner maximum over the ball is bounded by its own dual, and the best μ is looked for.
+
+    Parameters
+    ----------
+    A : Tensor, shape (d, d)
+    offset : Tensor, shape (d,), optional
+        c: for tokens in a ball of radius R, scores (Ax + b)·y have the gap R² times that of A and
+        b/R.
+
+    Returns
+    -------
+    float
+
+    Raises
+    ------
+    ValueError, TypeError
+        If A is not a finite square matrix, or the offset does not fit.
 
     Examples
     --------
@@ -75,8 +99,17 @@ def score_gap_upper(A: Tensor) -> float:
     >>> A = torch.tensor([[1.0, 5.0], [0.0, 1.0]], dtype=torch.float64)
     >>> abs(score_gap_upper(A) - score_gap(A)[0]) < 1e-12
     True
+    >>> round(score_gap_upper(0 * A, torch.tensor([0.0, 3.0], dtype=torch.float64)), 6)  # 2‖c‖
+    6.0
     """
-    scaled, _, size = _compress(check_square("A", A).detach().double())
+    A = check_square("A", A).detach().double()
+    if offset is not None:
+        offset = check_real_tensor("offset", offset, ndim=1).detach().double()
+        if len(offset) != len(A):
+            raise ValueError(f"offset: expected {len(A)} entries as A has, got {len(offset)}")
+        if bool(offset.any()):
+            return _affine_dual(A, offset)
+    scaled, _, size = _compress(A)
     return size * max(_solved(scaled)[0], 0.0) if size else 0.0
 
 
@@ -167,6 +200,41 @@ def _dual(entries: bytes, d: int) -> tuple[float, float]:
         else:
             high = mu
     return best
+
+
+def _affine_dual(A: Tensor, c: Tensor) -> float:
+    """The least value of the dual with an offset: any μ and any λ of the inner dual give a bound.
+
+    At the best μ = ‖Ax + c‖/2, and the gap, at least ‖A‖/4 and ‖c‖, is at most 2‖Ax + c‖.
+    """
+    left, values, right = torch.linalg.svd(A)
+    keep = max(rank_of(values.tolist()), 1)
+    basis, _ = torch.linalg.qr(torch.cat([left[:, :keep], right[:keep].mT, c[:, None]], dim=1))
+    size = max(values[0].item(), c.norm().item())
+    A = basis.mT @ (A / size) @ basis
+    c = basis.mT @ (c / size)
+    norm_a = values[0].item() / size
+    norm_c = c.norm().item()
+    gram = A.mT @ A
+    symmetric = (A + A.mT) / 2
+
+    def bound(log_mu: float) -> float:
+        mu = math.exp(log_mu)
+        curvatures, vectors = torch.linalg.eigh(gram / (4 * mu) - symmetric)
+        squares = (vectors.mT @ (A.mT @ c / (4 * mu) - c / 2)).square()
+        low = max(curvatures[-1].item(), 0.0)
+        room = low - curvatures
+        reach = squares.sum().sqrt().item()
+
+        def inner(log_excess: float) -> float:  # of λ over its least value
+            excess = math.exp(log_excess)
+            return (squares / (room + excess)).sum().item() + low + excess
+
+        log_reach = math.log(max(reach, 1e-12 * (low + mu)))
+        return mu + norm_c**2 / (4 * mu) + smallest(inner, log_reach - 30, log_reach)
+
+    lowest = math.log(max(norm_a / 16, norm_c / 4))
+    return size * smallest(bound, lowest, math.log((norm_a + norm_c) / 2))
 
 
 def _primal(A: Tensor, mu: float, within: float) -> Tensor:

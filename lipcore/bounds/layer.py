@@ -70,6 +70,7 @@ def log_score_reach(attention: Attention, radius: float) -> list[float]:
 
 def _score_sizes(attention: Attention) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(s, o, s', o'), each (heads,), with a_h = (sR + o)(s'R + o')."""
+    check_covered(attention)
     query = attention.query.double()
     key = attention.key.double()
     scale = abs(attention.scale)
@@ -84,6 +85,14 @@ def _score_sizes(attention: Attention) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     norm_q = torch.linalg.matrix_norm(query, 2)
     norm_k = torch.linalg.matrix_norm(key, 2)
     return scale * norm_q, scale * biases[0], norm_k, biases[1]
+
+
+def check_covered(attention: Attention) -> None:
+    """Refuse a layer for which no bound is proved: with sinks, or scores of another form."""
+    given = [*(["sinks"] if attention.sinks is not None else []), *attention.beyond]
+    if given:
+        names = ", ".join(given)
+        raise ValueError(f"attention: expected one without {names}, which no bound here covers")
 
 
 def join_heads(attention: Attention, alone: Tensor, projected: Tensor) -> Tensor:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from lipcore.attention import Attention, check_scores, rotate
 from lipcore.bounds._matrices import square_root
-from lipcore.bounds.layer import join_heads, output_roots
+from lipcore.bounds.layer import check_covered, join_heads, output_roots
+from lipcore.masks import member
 
 
 def local_upper(attention: Attention, X: Tensor) -> Tensor:
@@ -53,8 +54,8 @@ def local_upper(attention: Attention, X: Tensor) -> Tensor:
     wide, members = _in_double(attention, X)
     left = output_roots(wide)
     bounds = []
-    for tokens in members:
-        heads = _heads_at(wide, tokens)
+    for i, tokens in enumerate(members):
+        heads = _heads_at(member(wide, X.shape[:-2], i), tokens)
         alone = heads.terms(None).sum(-1)
         projected = alone if left is None else heads.terms(left).sum(-1)
         bounds.append(join_heads(wide, alone, projected))
@@ -77,8 +78,9 @@ def local_terms(attention: Attention, X: Tensor) -> Tensor:
     """
     wide, members = _in_double(attention, X)
     left = output_roots(wide)
-    terms = torch.stack([_heads_at(wide, tokens).terms(left) for tokens in members])
-    return terms.reshape(*X.shape[:-2], attention.heads, 3).to(X.dtype)
+    each = [member(wide, X.shape[:-2], i) for i in range(len(members))]
+    terms = [_heads_at(one, x).terms(left) for one, x in zip(each, members, strict=True)]
+    return torch.stack(terms).reshape(*X.shape[:-2], attention.heads, 3).to(X.dtype)
 
 
 def nonnegative_norm_upper(P: Tensor, *, iterations: int = 30) -> Tensor:
@@ -155,6 +157,7 @@ class _Heads:
 
 def _in_double(attention: Attention, X: Tensor) -> tuple[Attention, Tensor]:
     """The layer and X (members, n, d) in float64: float32 rounds small covariances to zero."""
+    check_covered(attention)
     attention.check_input(X)
     members = X.flatten(0, -3) if X.ndim > 2 else X[None]
     if X.dtype != torch.float64:

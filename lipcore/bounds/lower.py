@@ -1,10 +1,10 @@
-r"""Lower bounds: what the constructions of chapter 6 reach (as inputs: :mod:`lipcore.adversarial`).
+r"""Lower bounds: what one distinguished token reaches (as inputs: :mod:`lipcore.adversarial`).
 
-The first four have one distinguished token, seen by all others with weight w. In the last, a query
-is balanced between two tokens: chapter 6 calls it torn. Sizes are keyword-only: ``n`` tokens of
-norm at most ``radius`` :math:`= R`; ``gamma`` :math:`= \max(-\gamma_{\min}, \gamma_{\max}/8)` over
-the real eigenvalues of A (:func:`~lipcore.bounds.eigen_gamma`); ``norm_v`` and ``norm_vu`` are ‖V‖₂
-and ‖Vu‖, u the unit eigenvector.
+It is seen by all others with weight w. With copies of it, and with queries that are torn between
+tokens, more is reached: :mod:`lipcore.bounds.copies`. Sizes are keyword-only: ``n`` tokens of norm
+at most ``radius`` :math:`= R`; ``gamma`` :math:`= \max(-\gamma_{\min}, \gamma_{\max}/8)` over the
+real eigenvalues of A (:func:`~lipcore.bounds.eigen_gamma`); ``norm_v`` and ``norm_vu`` are ‖V‖₂ and
+‖Vu‖, u the unit eigenvector.
 """
 
 from __future__ import annotations
@@ -120,104 +120,6 @@ def score_gap_lower(*, n: int, radius: float, A: Tensor, V: Tensor, log: bool = 
     moved = V.double() + rest * torch.outer(V.double() @ (first - u), first)
     log_moved = log_(torch.linalg.matrix_norm(moved, 2).item())
     return finish(log_times(log_(n - 1) / 2, log_w, log_moved), log)
-
-
-def torn_lower(*, n: int, radius: float, A: Tensor, V: Tensor, log: bool = False) -> float:
-    r"""Balanced queries: of order a√n for V = I and log n ≤ a/10 (:prf:ref:`thm-torn`).
-
-    .. math:: \mathrm{Lip}(f|B_R^n) \ge \sqrt{2(n-2)}\; p\, t\beta R^2 \|Av\|\, \|Ve\|, \qquad
-        p = \frac{1}{2+(n-2)e^{-tR^2(\alpha\|Av\| - t\,v\cdot Av)}},
-        \quad \alpha^2+\beta^2=1,\; e\perp Av,
-
-    with the v among A's right singular vectors, and α, t ∈ (0, 1], that give most. Zero where d = 1
-    or n ≤ 2: there is no such input. A : Tensor, shape (d, d). V : Tensor, shape (p, d).
-
-    Examples
-    --------
-    >>> import torch
-    >>> eye = torch.eye(2, dtype=torch.float64)
-    >>> round(torn_lower(n=18, radius=10.0, A=-eye, V=eye), 2)  # a√(n − 2)/√2
-    282.84
-    """
-    best = _balanced(A, V, check_count("n", n), radius)
-    return finish(-math.inf if best is None else best[1], log)
-
-
-def torn_inputs(A: Tensor, n: int, radius: float, *, V: Tensor | None = None) -> Tensor:
-    """Two tokens far apart, then n − 2 queries balanced between them (:prf:ref:`thm-torn`).
-
-    Parameters
-    ----------
-    A : Tensor, shape (d, d)
-        With d ≥ 2.
-    n : int
-        At least 3.
-    radius : float
-    V : Tensor, shape (p, d), optional
-        The identity if left out.
-
-    Returns
-    -------
-    Tensor, shape (n, d)
-
-    Raises
-    ------
-    ValueError, TypeError
-        If d < 2, n < 3, A is zero, the radius is negative or not finite, or A and V do not fit.
-
-    Examples
-    --------
-    >>> import torch
-    >>> torn_inputs(-torch.eye(2, dtype=torch.float64), n=5, radius=2.0).shape
-    torch.Size([5, 2])
-    """
-    n = check_count("n", n, minimum=3)
-    V = torch.eye(len(A), dtype=A.dtype, device=A.device) if V is None else V
-    best = _balanced(A, V, n, radius)
-    if best is None:
-        shape = tuple(A.shape)
-        raise ValueError(f"A: expected a matrix other than zero, of at least two rows, got {shape}")
-    pair, query = best[0].split([2, 1])
-    return radius * torch.cat([pair, query.expand(n - 2, -1)]).to(A.dtype)
-
-
-def _balanced(A: Tensor, V: Tensor, n: int, radius: float) -> tuple[Tensor, float] | None:
-    """The tokens x_1/R, x_2/R, x_3/R with the best v, α, t of a grid, and log of what they reach.
-
-    None where there is no balanced query.
-    """
-    A, V = check_head(A, V)
-    radius = check_number("radius", radius, minimum=0)
-    left, sizes, right = torch.linalg.svd(A.double())
-    if len(A) < 2 or n < 3 or sizes[0] == 0 or radius == 0:
-        return None
-    keep = sizes > 1e-9 * sizes[0]
-    left = left.mT[keep]
-    sizes = sizes[keep]
-    right = right[keep]  # A right_k = sizes_k left_k
-    across, reached = _across(V.double(), left)
-    own = (right * left).sum(-1)  # v·Av / ‖Av‖
-    angle = torch.linspace(0.01, math.pi / 2, 150, dtype=sizes.dtype, device=A.device)
-    angle = angle[:, None, None]
-    t = torch.linspace(0.01, 1, 100, dtype=sizes.dtype, device=A.device)[:, None]
-    log_size = sizes.log() + 2 * math.log(radius)
-    lead = t * (angle.cos() - t * own) * log_size.exp()  # of the pair's scores above a query's own
-    log_p = -torch.logaddexp(torch.full_like(lead, math.log(2)), log_(n - 2) - lead)
-    value = log_p + (t * angle.sin()).log() + log_size + reached.log()
-    first, second, k = torch.unravel_index(value.argmax(), value.shape)
-    along = angle[first].cos() * left[k]
-    aside = angle[first].sin() * across[k]
-    tokens = torch.stack([(along + aside)[0], (along - aside)[0], t[second] * right[k]])
-    return tokens, value[first, second, k].item() + math.log(2 * (n - 2)) / 2
-
-
-def _across(V: Tensor, lead: Tensor) -> tuple[Tensor, Tensor]:
-    """For each unit vector of ``lead`` the unit e ⊥ to it that V stretches most, and ‖Ve‖."""
-    restricted = V - (V @ lead[:, :, None]) * lead[:, None, :]
-    e = torch.linalg.svd(restricted).Vh[:, 0]
-    e = e - (e * lead).sum(-1, keepdim=True) * lead  # where V vanishes on the complement
-    e = e / e.norm(dim=-1, keepdim=True).clamp(min=1e-300)
-    return e, (e @ V.mT).norm(dim=-1)
 
 
 def _log_weight(n: int, gap: float) -> float:

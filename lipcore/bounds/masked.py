@@ -26,7 +26,7 @@ from lipcore.bounds._logarithms import (
     with_own_query,
 )
 from lipcore.bounds.rows import log_torn, log_two_dirac
-from lipcore.jacobian import LinearOperator
+from lipcore.operators import LinearOperator
 
 #: Euler's constant γ + 6 log 2: the shift of log n in the norm of causal averaging (Štampach 2022).
 _SHIFT = 0.5772156649015329 + 6 * math.log(2)
@@ -111,8 +111,8 @@ def masked_upper_rate(*, A: Tensor, radius: float, norm_v: float, log: bool = Fa
     .. math:: \mathrm{Lip}(f^m|B_R^n) \le
         \|V\|_2 \Big( 2(1+2a)\min\big(e^a, \sqrt{N e^{1+g^*}}\big) + a \Big)
 
-    with g* and N of :func:`mean_field_upper_rate`; for measures in time too
-    (:prf:ref:`thm-timed-upper`).
+    with :math:`g^* = g_AR^2` and :math:`N = (2a\sqrt r+1)^r` cells of the ball, r the rank of A;
+    for measures in time too (:prf:ref:`thm-timed-upper`).
 
     Examples
     --------
@@ -202,7 +202,7 @@ def log_masked_rows(n: int, log_a: float) -> float:
     """log of the least bound of mixing and others' keys that knows n: by columns, or row by row.
 
     By columns, P_ij ≤ κ/(κ+i−1) summed over i, as in the proofs of :prf:ref:`thm-masked-upper` and
-    :prf:ref:`thm-every-rate`. Row i is a row of attention on i tokens, of square at most
+    :prf:ref:`thm-every-row`. Row i is a row of attention on i tokens, of square at most
     min(G, κF/i) (:prf:ref:`thm-every-row`).
     """
     by_columns = log_one_plus(2 * log_a) + log_causal_column_sum(n, log_a)

@@ -18,8 +18,10 @@ from lipcore.attention import Attention
 from lipcore.bounds._columns import log_column_sum
 from lipcore.bounds._logarithms import log_
 from lipcore.bounds._matrices import product_norm, square_root
-from lipcore.bounds.layer import join_heads
-from lipcore.jacobian import AttentionJacobian, LinearOperator
+from lipcore.bounds.gap import score_gap_upper
+from lipcore.bounds.layer import check_covered, join_heads
+from lipcore.jacobian import AttentionJacobian
+from lipcore.operators import LinearOperator
 from lipcore.spectral import spectral_norm
 
 _BISECTIONS = 200  # halvings of the multiplier's bracket: down to rounding
@@ -313,7 +315,8 @@ def normalised_upper(attention: Attention, norm: Normalisation, *, n: int) -> fl
     r"""The bound for n normalised tokens, on their ellipsoid (:prf:ref:`thm-norm-bound`).
 
     For one head, with the α and query norm r of :func:`normalised_reach`, and
-    :math:`S = n\kappa/(n+\kappa-1)`, :math:`\kappa=e^{2\alpha}` (S = n with a mask),
+    S of :prf:ref:`thm-every` with :math:`\kappa=e^{2\alpha}` and the score gap of the ellipsoid in
+    the place of g* (S = n with a mask),
 
     .. math:: \|V\|_2\sqrt S + \|VG\Pi\|_2\big( d\,\|\Pi GA\|_2 + \sqrt d\; r\sqrt S \big).
 
@@ -329,10 +332,13 @@ def normalised_upper(attention: Attention, norm: Normalisation, *, n: int) -> fl
     n = check_count("n", n)
     found = normalised_reach(attention, norm)
     attention, gain, _, root = _checked(attention, norm)
-    masked = attention.causal or attention.mask is not None or attention.log_weights is not None
-    log_columns = [
-        math.log(n) if masked else log_column_sum(n, log_(alpha)) for alpha in found.spread.tolist()
-    ]
+    given = (attention.mask, attention.bias, attention.log_weights)
+    log_columns = [math.log(n)] * attention.heads
+    if not attention.causal and all(table is None for table in given):
+        log_columns = [
+            log_column_sum(n, log_(alpha), gap)
+            for alpha, gap in zip(found.spread.tolist(), _score_gaps(attention, norm), strict=True)
+        ]
     mixing = torch.tensor(log_columns, dtype=torch.float64).div(2).exp()
     own = root * product_norm(
         attention.scale * attention.query, _centre(norm, attention.key * gain)
@@ -346,8 +352,21 @@ def normalised_upper(attention: Attention, norm: Normalisation, *, n: int) -> fl
     return join_heads(attention, heads(attention.value), heads(attention.value_matrices())).item()
 
 
+def _score_gaps(attention: Attention, norm: Normalisation) -> list[float]:
+    """Upper bounds of the largest (A_hx + c_h)·(y − x) over x, y of the ellipsoid, head by head."""
+    gain = norm.gain.double()
+    root = math.sqrt(attention.d)
+    gaps = []
+    for A, c in zip(attention.score_matrices(), attention.score_offsets(), strict=True):
+        scores = _centre(norm, _centre(norm, gain[:, None] * A * gain).mT).mT
+        offset = _centre(norm, gain * (A @ norm.bias.double() + c))
+        gaps.append(root**2 * score_gap_upper(scores, offset / root))
+    return gaps
+
+
 def _checked(attention: Attention, norm: Normalisation) -> tuple[Attention, Tensor, Tensor, float]:
     """(attention, γ, β, √d) in float64."""
+    check_covered(attention)
     if attention.rotary is not None:
         raise ValueError("attention: expected one without rotary positions, got rotary frequencies")
     d = attention.d

@@ -223,7 +223,7 @@ def _kim2021(n, head_dim, norms_q, norms_v, norm_o, log, *, power: int) -> float
 
 
 def _check_bilinear(attention: Attention) -> None:
-    for name in ("query_bias", "rotary"):
+    for name in ("query_bias", "rotary", "bias", "sinks", "softcap", "query_norm", "key_norm"):
         if getattr(attention, name) is not None:
             raise ValueError(
                 f"attention: expected {name}=None, as the published statement covers no other case"

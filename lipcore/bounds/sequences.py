@@ -10,7 +10,7 @@ import math
 from torch import Tensor
 
 from lipcore._checks import check_count
-from lipcore.bounds._columns import log_cells, log_column_sum
+from lipcore.bounds._columns import log_column_sum, log_size_and_gap
 from lipcore.bounds._logarithms import (
     finish,
     log_add,
@@ -53,9 +53,10 @@ def unified_upper(
     r"""One bound for every regime (:prf:ref:`thm-upper-unified`).
 
     .. math:: \mathrm{Lip}(f|B_R^n) \le
-        \|V\|_2 \Big( (1+a) \sqrt{\tfrac{n\kappa}{n+\kappa-1}} + a \Big)
+        \|V\|_2 \Big( \sqrt{(1+a^2)\, \tfrac{n\kappa}{n+\kappa-1}} + a \Big)
 
-    It grows as √n for n ≪ κ and stops at the mean-field bound for n ≫ κ.
+    It grows as √n for n ≪ κ and stops at the mean-field bound for n ≫ κ. It knows A by its norm
+    alone; with A itself, see :func:`unified_upper_rate`.
 
     Examples
     --------
@@ -64,7 +65,7 @@ def unified_upper(
     """
     n = check_count("n", n)
     log_a, log_v = log_sizes(radius, norm_a, norm_v)
-    mixing = log_one_plus(log_a) + log_column_sum(n, log_a) / 2
+    mixing = (log_one_plus(2 * log_a) + log_column_sum(n, log_a)) / 2
     return with_own_query(log_v, mixing, log_a, log)
 
 
@@ -110,12 +111,15 @@ def torn_upper(*, n: int, radius: float, norm_a: float, norm_v: float, log: bool
 def unified_upper_rate(
     *, n: int, A: Tensor, radius: float, norm_v: float, log: bool = False
 ) -> float:
-    r"""The unified bound with the exact exponential rate (:prf:ref:`thm-every-rate`).
+    r"""One bound for every regime and every head, by its score gap (:prf:ref:`thm-every`).
 
-    .. math:: \mathrm{Lip}(f|B_R^n) \le \|V\|_2 \Big(
-        (1+a)\sqrt{\min\big(\tfrac{n\kappa}{n+\kappa-1}, N e^{1+g^*}\big)} + a \Big)
+    .. math:: \mathrm{Lip}(f|B_R^n) \le \|V\|_2 \big( \sqrt{(1+a^2)\,S} + a \big), \qquad
+        S = \min\Big( e^{g^*},\; \frac{\kappa}{n+\kappa-1}
+        + \frac{(n-1)\,e^{g^*}}{n-1+e^{g^*}} \Big)
 
-    with g* and N of :func:`mean_field_upper_rate`. A : Tensor, shape (d, d).
+    with :math:`g^* = g_AR^2`, at most 2a (:func:`score_gap`): never above :func:`unified_upper`.
+    For V = I it is right up to a universal factor (:prf:ref:`thm-every-rate`).
+    A : Tensor, shape (d, d).
 
     Examples
     --------
@@ -125,6 +129,6 @@ def unified_upper_rate(
     True
     """
     n = check_count("n", n)
-    log_a, cells = log_cells(A, radius)
-    mixing = log_one_plus(log_a) + min(log_column_sum(n, log_a), cells) / 2
+    log_a, gap = log_size_and_gap(A, radius)
+    mixing = (log_one_plus(2 * log_a) + log_column_sum(n, log_a, gap)) / 2
     return with_own_query(log_norm(norm_v), mixing, log_a, log)

@@ -26,12 +26,6 @@ except ImportError as error:  # the package itself does without
 
 from lipcore.lab import colours
 
-#: The light colour of each role, for pages that do not ask :mod:`lipcore.lab.colours` yet.
-COLOURS = {name: role.light for name, role in colours.ROLES.items()}
-
-#: What each role is called in a legend, for the same pages.
-LABELS = {name: role.label for name, role in colours.ROLES.items()}
-
 #: Share of the values that a band leaves out on either side.
 SPREAD = 0.1
 

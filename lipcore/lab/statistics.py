@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lipcore._checks import check_count, check_number
+from lipcore.lab.numbers import decimal
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class PowerFit:
 
     def __str__(self) -> str:
         """Return the exponent and its interval, to two digits."""
-        return f"{self.exponent:.2f} [{self.low:.2f}, {self.high:.2f}]"
+        return f"{decimal(self.exponent)} [{decimal(self.low)}, {decimal(self.high)}]"
 
 
 def fit_exponent(

@@ -29,8 +29,7 @@ from lipcore._checks import check_count, check_number
 from lipcore.attention import Attention
 from lipcore.lab._threads import one_thread
 from lipcore.models.language_model import LanguageModel
-from lipcore.models.measure import BOUNDS, check_bounds
-from lipcore.models.measure import measure as measure_layer
+from lipcore.models.measure import BOUNDS, check_bounds, measure_layer
 from lipcore.models.texts import load_text, sequences
 
 if TYPE_CHECKING:
@@ -195,7 +194,7 @@ def measure(cell: Cell) -> list[dict]:
     Returns
     -------
     list of dict
-        The cell's attributes, and the columns of :func:`lipcore.models.measure.measure`.
+        The cell's attributes, and the columns of :func:`lipcore.models.measure.measure_layer`.
 
     Raises
     ------

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lipcore.attention import Attention
+from lipcore.attribution import head_and_term_shares
 from lipcore.models.language_model import LanguageModel
 from lipcore.models.texts import sequences
-from lipcore.spectral import SpectralNorm, local_lipschitz
+from lipcore.results import SpectralNorm
+from lipcore.spectral import local_lipschitz
 
 
 def layer_constants(
@@ -107,17 +108,8 @@ def term_shares(attention: Attention, X: Tensor, found: SpectralNorm) -> Tensor:
     """
     if not bool((found.value > 0).all()):
         raise ValueError("found: expected constants other than zero, of which there are no shares")
-    linear = replace(attention, query_bias=None, key_bias=None, value_bias=None)
-    queries, keys, values = attention.project(X)
-    dq, dk, dv = linear.project(found.right)
-    P = attention.weights(X)
-    values = values - values.mean(-2, keepdim=True)  # rows of a change of weights sum to zero
-    terms = [P @ dv]
-    for change in (dq @ keys.mT, queries @ dk.mT):  # of the scores
-        weighted = P * change
-        terms.append((weighted - P * weighted.sum(-1, keepdim=True)) @ values)
-    joined = torch.stack([attention.join_heads(term) for term in terms])
-    return ((joined * found.left).sum((-2, -1)) / found.value).movedim(0, -1)
+    shares = head_and_term_shares(attention, X, found.left, found.right).sum(-2)
+    return shares / found.value[..., None]
 
 
 def column_means(P: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from lipcore._checks import check_tokens
-from lipcore.jacobian import LinearOperator
 from lipcore.measures.discrete import (
     DiscreteMeasure,
     Measure,
@@ -29,6 +28,7 @@ from lipcore.measures.mean_field import (
     own_query,
     sees,
 )
+from lipcore.operators import LinearOperator
 from lipcore.spectral import spectral_norm
 
 #: Bytes of intermediate results that are held at once, roughly.

@@ -149,18 +149,23 @@ def _plan_of_costs(a: np.ndarray, b: np.ndarray, distances: np.ndarray, p: float
     largest = distances.max()
     cost = (distances / largest) ** p if largest > 0 else np.zeros_like(distances)
     plan, value, gap = _plan_and_gap(a, b, cost, cap=1.0)
-    if gap > DUALITY_GAP * value > 0:
-        # Digits of short ways are lost to far points. Ways far longer than the longest in use
-        # do not matter: they may cost less than they do, which a bound from below allows.
-        cap = 2 * cost[plan > 0].max()
+    if gap <= DUALITY_GAP * value or value <= 0:
+        return plan
+    # Digits of short ways are lost to far points. Ways far longer than the longest in use do not
+    # matter: they may cost less than they do, which a bound from below allows; but if they become
+    # so cheap that they are used, they must cost more.
+    cap = 2 * cost[plan > 0].max()
+    rounding = cap * sum(cost.shape) * np.finfo(float).eps
+    while True:
         plan, value, gap = _plan_and_gap(a, b, cost, cap=cap)
-        rounding = cap * sum(cost.shape) * np.finfo(float).eps
-        if gap > DUALITY_GAP * value + rounding:
+        if gap <= DUALITY_GAP * value + rounding:
+            return plan
+        if cap >= 1:
             raise RuntimeError(
-                "wasserstein: expected a plan that is optimal up to "
-                f"{DUALITY_GAP:g} of its cost, got one up to {gap / value:.2g} from POT"
+                f"wasserstein: expected a plan that is optimal up to {DUALITY_GAP:g} of its cost, "
+                f"got one up to {gap / value:.2g} from POT"
             )
-    return plan
+        cap *= 8
 
 
 def _plan_and_gap(

@@ -1,4 +1,4 @@
-"""From a BERT, GPT-2 or Llama-type model to its attention layers, and the tokens that enter them.
+"""From a model to its attention layers, and the tokens that enter them.
 
 >>> from lipcore.models import load
 >>> model = load("minilm")  # doctest: +SKIP
@@ -16,16 +16,27 @@ from lipcore.models.sources import ModelSource, available, cache_dir, fetch, pro
 
 if TYPE_CHECKING:
     from lipcore.models.language_model import LanguageModel, load
+    from lipcore.models.loaded import LoadedModel
+    from lipcore.models.modules import from_module
 
 __all__ = [
     "LanguageModel",
+    "LoadedModel",
     "ModelSource",
     "available",
     "cache_dir",
     "fetch",
+    "from_module",
     "load",
     "provenance",
 ]
+
+_HOMES = {
+    "LanguageModel": "lipcore.models.language_model",
+    "load": "lipcore.models.language_model",
+    "LoadedModel": "lipcore.models.loaded",
+    "from_module": "lipcore.models.modules",
+}
 
 
 def __getattr__(name: str):
@@ -33,9 +44,10 @@ def __getattr__(name: str):
 
     ``Normalisation``, of :mod:`lipcore.bounds`, can be imported from here too.
     """
-    if name not in ("LanguageModel", "Normalisation", "load"):
+    if name not in (*_HOMES, "Normalisation"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module("lipcore.models.language_model"), name)
+    home = _HOMES.get(name, "lipcore.models.language_model")
+    return getattr(importlib.import_module(home), name)
 
 
 def __dir__() -> list[str]:

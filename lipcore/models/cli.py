@@ -16,6 +16,7 @@ from statistics import median
 import lipcore
 from lipcore import models
 from lipcore.models.sources import SOURCES
+from lipcore.models.table import aligned, finite
 
 #: Exit code for input that cannot be used.
 BAD_INPUT = 2
@@ -26,6 +27,8 @@ _EPILOGUE = """\
 examples:
   lipcore measure --model minilm --layer 3 --n 64
   lipcore measure --model minilm --layer 0 --head 5 --n 128 --text book.txt --json
+  lipcore measure --model my-qwen --layers all --text book.txt
+  lipcore measure --model my-vit --layers 0,5 --image cat.png
   lipcore sweep --model minilm --n 8 32 128 --folder sweep --workers 2
   lipcore models
   lipcore fetch minilm
@@ -33,9 +36,12 @@ examples:
 Weights are kept in the folder named by LIPCORE_CACHE, else in ~/.cache/lipcore."""
 
 _MEASURE = """\
-Local Lipschitz constants σ of one attention layer (without residual connection and normalisation)
-at the token sequences that a text gives: for each sequence the largest singular value of the
-layer's Jacobian, a bracket of it, and upper bounds with their ratio to it."""
+Local Lipschitz constants σ of attention: the largest singular value of its Jacobian, and a bracket.
+
+With --layer, one layer of a BERT, GPT-2 or Llama-type model (without residual connection and
+normalisation) at each token sequence that a text gives, with upper bounds and their ratio to σ.
+Without it, every attention module (or block, or the whole) of any model of transformers, at the
+tokens that enter it in the running model."""
 
 _CERTIFICATE = "what the upper end of the bracket is (default: probable)"
 
@@ -114,37 +120,110 @@ def _parser(further: Iterable[Callable]) -> argparse.ArgumentParser:
 def _add_measure(commands) -> None:
     measure = commands.add_parser(
         "measure",
-        help="measure one attention layer",
+        help="measure attention layers",
         description=_MEASURE,
         epilog=_MEASURE_NOTES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = measure.add_argument
     add("--model", default="minilm", help="model, by name or folder (default: minilm)")
-    add("--layer", type=int, required=True, help="layer, from 0")
+    which = measure.add_mutually_exclusive_group()
+    which.add_argument("--layer", type=int, help="one layer, from 0, with bounds")
+    which.add_argument("--layers", help="'all' (default), or numbers or names: 0,3,5")
+    add("--scope", choices=("attention", "block", "model"), help="default: attention")
+    add("--ids", help="JSON file of token ids, or of the model's inputs by name")
+    add("--image", help="image file")
     add("--n", type=int, default=64, help="tokens in a sequence (default: 64)")
     add("--head", type=int, help="one head, from 0, with its part of the output projection")
-    add("--text", default="pydoc", help="pydoc (default), licences, alice, ag_news, or a file")
-    add("--count", type=int, default=10, help="number of sequences (default: 10)")
+    add("--text", help="pydoc (default), licences, alice, ag_news, or a file")
+    add("--count", type=int, help="number of sequences (default: 10; 1 without --layer)")
     add("--start", type=int, default=0, help="token of the text to start at (default: 0)")
     add("--tol", type=float, default=1e-4, help="relative tolerance of σ (default: 1e-4)")
     add("--seed", type=int, default=0, help="for Lanczos's start and random weights (default: 0)")
     add("--dtype", choices=("float32", "float64"), default="float32", help="default: float32")
-    add("--certificate", choices=("probable", "always"), default="probable", help=_CERTIFICATE)
+    add("--certificate", choices=("probable", "always"), help=_CERTIFICATE)
     add("--json", action="store_true", help="print JSON")
     measure.set_defaults(run=_measure)
 
 
 def _measure(arguments: argparse.Namespace) -> str:
     """Measure, and return the table or the JSON to print."""
-    import torch
-
-    from lipcore.models.measure import BOUNDS, measure
-
     if not 0 <= arguments.seed < 2**63:
         raise ValueError(f"seed: expected a whole number from 0 to 2^63 - 1, got {arguments.seed}")
+    whole = arguments.layer is None
+    wrong = ("head", "certificate") if whole else ("scope", "ids", "image")
+    for name in wrong:
+        if getattr(arguments, name) is not None:
+            where = "beside" if whole else "without"
+            raise ValueError(
+                f"{name}: expected only {where} --layer, got {getattr(arguments, name)}"
+            )
+    return _measure_model(arguments) if whole else _measure_layer(arguments)
+
+
+def _measure_model(arguments: argparse.Namespace) -> str:
+    """One row for each module of a model and each sequence."""
+    import torch
+
+    from lipcore.models.measure import measure, versions
+
+    model = _load(arguments)
+    inputs = _inputs(arguments, model)
+    table = measure(
+        model,
+        scope=arguments.scope or "attention",
+        layers=_layers(arguments.layers),
+        tol=arguments.tol,
+        generator=torch.Generator().manual_seed(arguments.seed),
+        **inputs,
+    )
+    text = str(table)
+    if arguments.json:
+        about = {"name": model.name, "architecture": model.architecture, "sha256": model.sha256}
+        shapes = {name: list(tensor.shape) for name, tensor in inputs.items()}
+        report = {"versions": versions(), "model": about, "inputs": shapes}
+        report |= json.loads(table.to_json())
+        text = json.dumps(report, indent=2, allow_nan=False)
+    if not table.complete:
+        _print(text, sys.stdout)
+        raise KeyboardInterrupt
+    return text
+
+
+def _layers(text: str | None) -> list[int | str] | None:
+    """Numbers and names of layers, separated by commas; None for all of them."""
+    if text is None or text == "all":
+        return None
+    return [int(part) if part.isdecimal() else part for part in text.split(",")]
+
+
+def _inputs(arguments: argparse.Namespace, model) -> dict:
+    """What the model is run on."""
+    from lipcore.models import inputs, texts
+
+    given = [name for name in ("ids", "image", "text") if getattr(arguments, name) is not None]
+    if len(given) > 1:
+        raise ValueError(f"{', '.join(given)}: expected one of them")
+    if arguments.ids is not None:
+        return inputs.from_ids(model, arguments.ids)
+    if arguments.image is not None:
+        return inputs.from_image(model, arguments.image)
+    text = texts.load_text(arguments.text or "pydoc")
+    sizes = {"n": arguments.n, "count": arguments.count or 1, "start": arguments.start}
+    return inputs.with_decoder(model, {inputs.IDS: texts.sequences(model, text, **sizes)})
+
+
+def _measure_layer(arguments: argparse.Namespace) -> str:
+    """One row for each sequence, and upper bounds."""
+    import torch
+
+    from lipcore.models.measure import BOUNDS, measure_layer
+
+    arguments.text = arguments.text or "pydoc"
+    arguments.count = 10 if arguments.count is None else arguments.count
+    arguments.certificate = arguments.certificate or "probable"
     model, attention, X = _read(arguments)
-    rows = measure(
+    rows = measure_layer(
         attention,
         X,
         tol=arguments.tol,
@@ -160,22 +239,31 @@ def _measure(arguments: argparse.Namespace) -> str:
     }
     report |= {"results": rows, "median": _medians(rows, BOUNDS)}
     if arguments.json:
-        return json.dumps(_finite(report), indent=2, allow_nan=False)
+        return json.dumps(finite(report), indent=2, allow_nan=False)
     return _table(report)
 
 
 def _read(arguments: argparse.Namespace):
     """Return the model, the attention to measure, and the tokens that enter it: (count, n, d)."""
-    import torch
-
-    from lipcore.models import texts
+    from lipcore.models import LanguageModel, texts
 
     text = texts.load_text(arguments.text)
-    seed = {"seed": arguments.seed} if _is_random(arguments.model) else {}
-    model = models.load(arguments.model, dtype=getattr(torch, arguments.dtype), **seed)
+    model = _load(arguments)
+    if not isinstance(model, LanguageModel):
+        kinds = "a model of BERT, GPT-2 or Llama type"
+        raise ValueError(
+            f"layer: expected {kinds} beside it, got {model.architecture}: use --layers"
+        )
     attention = model.attention(arguments.layer, head=arguments.head)
     ids = texts.sequences(model, text, n=arguments.n, count=arguments.count, start=arguments.start)
     return model, attention, model.hidden_states(arguments.layer, ids)
+
+
+def _load(arguments: argparse.Namespace):
+    import torch
+
+    seed = {"seed": arguments.seed} if _is_random(arguments.model) else {}
+    return models.load(arguments.model, dtype=getattr(torch, arguments.dtype), **seed)
 
 
 def _is_random(name: str) -> bool:
@@ -215,15 +303,6 @@ def _describe(arguments: argparse.Namespace, model, attention) -> dict:
     } | {name: getattr(arguments, name) for name in asked}
 
 
-def _finite(value):
-    """Put null where a number is infinite: JSON has none (the logarithm says how large it is)."""
-    if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _table(report: dict) -> str:
     """Write the report as text."""
     heads = f"{report['heads']} heads"
@@ -246,7 +325,7 @@ def _table(report: dict) -> str:
     titles += [title for name in report["median"]["ratios"] for title in (name, f"{name}/σ")]
     rows = [_cells(str(row["sequence"]), row) for row in report["results"]]
     rows.append(_cells("median", report["median"]))
-    return "\n".join([*lines, "", *_aligned([titles, *rows], str.rjust)])
+    return "\n".join([*lines, "", *aligned([titles, *rows], str.rjust)])
 
 
 def _cells(name: str, row: dict) -> list[str]:
@@ -255,12 +334,6 @@ def _cells(name: str, row: dict) -> list[str]:
     for bound, ratio in row["ratios"].items():
         cells += [f"{row[bound]:.4g}", f"{ratio:.3g}"]
     return cells
-
-
-def _aligned(rows: list[list[str]], justify: Callable) -> list[str]:
-    """Pad the cells of each column to one width."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(justify, row, widths)).rstrip() for row in rows]
 
 
 def _add_models(commands) -> None:
@@ -278,7 +351,7 @@ def _models(arguments: argparse.Namespace) -> str:
     for row in rows:
         row["cached"] = shown[row["cached"]]
     cells = [[str(row[title]) for title in titles] for row in rows]
-    return "\n".join(_aligned([list(titles), *cells], str.ljust))
+    return "\n".join(aligned([list(titles), *cells], str.ljust))
 
 
 def _add_fetch(commands) -> None:

@@ -1,16 +1,15 @@
-"""Language models, seen as a stack of attention layers and the tokens that enter them."""
+"""BERT, GPT-2 and Llama: a stack of attention layers that can be read, and what enters them."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.util
 import io
 import json
 import os
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,43 +19,33 @@ from torch import Tensor, nn
 from lipcore._checks import check_count
 from lipcore.attention import Attention
 from lipcore.models.layers import ARCHITECTURES, Normalisation
+from lipcore.models.loaded import LoadedModel, check_dtype, library, quiet, read_weights
 from lipcore.models.sources import (
     SOURCES,
     ModelSource,
     cache_dir,
     fetch,
     find_source,
-    quiet_import,
     sha256_of,
 )
 
-_DTYPES = (torch.float32, torch.float64)
-_VOCABULARIES = ("vocab.txt", "vocab.json", "tokenizer.model")
 _RUNNING = threading.Lock()  # hooks live on the model: two threads must not run it at once
 
 
-class LanguageModel:
+class LanguageModel(LoadedModel):
     """A transformer's attention layers, and what enters them. Get one from :func:`load`.
 
     Attributes
     ----------
-    name, architecture : str
-    sha256 : str
-        Hash of the weights file; empty for random weights and local folders.
     n_layers, d, heads, vocab_size, max_positions : int
     causal : bool
         Whether token i sees only the tokens j ≤ i.
-    model : torch.nn.Module
-        The library's own model, in evaluation mode, without gradients.
     """
 
     def __init__(
-        self, model: nn.Module, *, name: str, tokenizer_folder: Path | None, sha256: str = ""
+        self, model: nn.Module, *, name: str, folder: Path | None, sha256: str = ""
     ) -> None:
-        self.model = model.eval().requires_grad_(False)
-        self.name = name
-        self.sha256 = sha256
-        self._tokenizer_folder = tokenizer_folder
+        super().__init__(model, name=name, folder=folder, sha256=sha256)
         self._layers = ARCHITECTURES[model.config.model_type](model)
         self.architecture = self._layers.title
         self.causal = self._layers.causal
@@ -64,7 +53,6 @@ class LanguageModel:
         self.n_layers = model.config.num_hidden_layers
         self.d = model.config.hidden_size
         self.vocab_size = model.config.vocab_size
-        self.max_positions = model.config.max_position_embeddings
 
     def __repr__(self) -> str:
         direction = "causal" if self.causal else "bidirectional"
@@ -73,23 +61,13 @@ class LanguageModel:
             f"d={self.d}, {self.heads} heads, {direction}, {self.dtype})"
         )
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Precision of the weights, and of everything computed from them."""
-        return self.model.dtype
-
-    def to(
-        self, dtype: torch.dtype | None = None, *, device: torch.device | str | None = None
-    ) -> LanguageModel:
-        """Convert the model to float32 or float64, or move it, in place, and return it.
-
-        Attention layers taken out before keep their own precision.
-        """
-        self.model.to(dtype=None if dtype is None else _check_dtype(dtype), device=device)
-        return self
-
     def attention(
-        self, layer: int, *, head: int | None = None, output_projection: bool = True
+        self,
+        layer: int,
+        *,
+        head: int | None = None,
+        output_projection: bool = True,
+        attention_mask: Tensor | None = None,
     ) -> Attention:
         r"""The attention of one layer, without residual connection or normalisation.
 
@@ -102,6 +80,8 @@ class LanguageModel:
         output_projection : bool
             Whether the heads are summed through :math:`W_h` (with the output bias, unless it is one
             head alone), or only concatenated.
+        attention_mask : Tensor, shape (batch, n), optional
+            Zero where a token is padding, which no other then sees; for these sequences only.
 
         Returns
         -------
@@ -117,6 +97,8 @@ class LanguageModel:
         attention = self._layers.attention(self._check_layer(layer))
         if head is not None:
             attention = attention.head(_check_index("head", head, self.heads, self.name))
+        if attention_mask is not None:
+            attention = replace(attention, mask=attention_mask.bool()[:, None, None, :])
         return attention if output_projection else replace(attention, output=None, output_bias=None)
 
     def norm(self, layer: int) -> Normalisation:
@@ -127,7 +109,9 @@ class LanguageModel:
         """
         return self._layers.norm(self._check_layer(layer))
 
-    def hidden_states(self, layer: int, token_ids: Tensor) -> Tensor:
+    def hidden_states(
+        self, layer: int, token_ids: Tensor, *, attention_mask: Tensor | None = None
+    ) -> Tensor:
         """Exactly what enters the attention of ``layer`` when the model runs on ``token_ids``.
 
         For decoders that normalise first, that is after the normalisation in front of it.
@@ -137,6 +121,8 @@ class LanguageModel:
         layer : int
         token_ids : Tensor of integers, shape (batch, n) or (n,)
             A vector is a batch of one.
+        attention_mask : Tensor, shape (batch, n), optional
+            Zero where a token is padding.
 
         Returns
         -------
@@ -148,9 +134,10 @@ class LanguageModel:
             If there is no such layer.
         TypeError, ValueError
             If the ids are not whole numbers, not in the vocabulary, none, or more than the model
-            has positions.
+            has positions; if the mask has another shape.
         """
-        return self._run([self._check_layer(layer)], self._check_ids(token_ids))[0]
+        ids = self._check_ids(token_ids)
+        return self._run([self._check_layer(layer)], ids, _check_padding(attention_mask, ids))[0]
 
     def all_hidden_states(self, token_ids: Tensor, *, up_to: int | None = None) -> list[Tensor]:
         """:meth:`hidden_states` of every layer, from one run: ``n_layers`` tensors (batch, n, d).
@@ -161,7 +148,9 @@ class LanguageModel:
         return self._run(range(last + 1), self._check_ids(token_ids))
 
     @torch.no_grad()
-    def _run(self, layers: Sequence[int], token_ids: Tensor) -> list[Tensor]:
+    def _run(
+        self, layers: Sequence[int], token_ids: Tensor, mask: Tensor | None = None
+    ) -> list[Tensor]:
         """Run the model up to the last of ``layers``, and keep what enters each."""
         kept: list[Tensor] = []
 
@@ -174,28 +163,10 @@ class LanguageModel:
             for layer in layers:
                 stack.callback(self._layers.entry(layer).register_forward_pre_hook(keep).remove)
             with contextlib.suppress(_Reached):
-                self.model(input_ids=token_ids.to(self.model.device), use_cache=False)
+                place = self.model.device
+                padding = {} if mask is None else {"attention_mask": mask.to(place)}
+                self.model(input_ids=token_ids.to(place), use_cache=False, **padding)
         return kept
-
-    @functools.cached_property
-    def tokenizer(self):
-        """The tokenizer (of the ``tokenizers`` library), read on first use."""
-        return _read_tokenizer(self._tokenizer_folder, self.name)
-
-    def encode(self, text: str) -> Tensor:
-        """Token ids of a text, shape (tokens,), without special tokens and however long.
-
-        Notes
-        -----
-        Random models have no tokenizer of their own; they use MiniLM's (WordPiece, the 30,522
-        tokens of bert-base-uncased). For ``bert-random`` it is the right one. For ``gpt2-random``,
-        whose vocabulary has 50,257 tokens, any numbering does: its embeddings are independent
-        draws, so the law of what follows does not depend on which embedding stands for which token.
-        """
-        if not isinstance(text, str):
-            raise TypeError(f"text: expected a string, got {type(text).__name__}")
-        ids = self.tokenizer.encode(text, add_special_tokens=False).ids
-        return torch.tensor(ids, dtype=torch.long)
 
     def decode(self, token_ids: Tensor) -> str:
         """The text of a vector of token ids."""
@@ -205,12 +176,6 @@ class LanguageModel:
                 f"token_ids: expected one sequence, got shape {tuple(token_ids.shape)}"
             )
         return self.tokenizer.decode(ids[0].tolist(), skip_special_tokens=False)
-
-    def special_tokens(self) -> tuple[list[int], list[int]]:
-        """Ids that the tokenizer puts before and after a text: ``([CLS], [SEP])`` for BERT."""
-        encoding = self.tokenizer.encode("a", add_special_tokens=True)
-        text = [i for i, special in enumerate(encoding.special_tokens_mask) if not special]
-        return encoding.ids[: text[0]], encoding.ids[text[-1] + 1 :]
 
     def _check_layer(self, layer: int) -> int:
         return _check_index("layer", layer, self.n_layers, self.name)
@@ -235,15 +200,6 @@ class LanguageModel:
             self.check_length(token_ids.shape[-1])
         return token_ids.long().reshape(-1, token_ids.shape[-1])
 
-    def check_length(self, n: int) -> int:
-        """Return n if the model has that many positions, else raise ValueError."""
-        if check_count("n", n) > self.max_positions:
-            raise ValueError(
-                f"n: expected at most {self.max_positions} tokens, the positions of {self.name}, "
-                f"got {n}"
-            )
-        return int(n)
-
 
 class _Reached(Exception):
     """Raised inside the running model to leave it once everything asked for is there."""
@@ -257,20 +213,37 @@ def _check_index(name: str, index: int, size: int, model: str) -> int:
     return int(index)
 
 
+def _check_padding(mask: Tensor | None, token_ids: Tensor) -> Tensor | None:
+    """Return the mask if it fits the ids (batch, n), or raise."""
+    if mask is None:
+        return None
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"attention_mask: expected a torch.Tensor, got {type(mask).__name__}")
+    if mask.shape != token_ids.shape:
+        expected = f"shape {tuple(token_ids.shape)} as token_ids has"
+        raise ValueError(f"attention_mask: expected {expected}, got {tuple(mask.shape)}")
+    return mask.long()
+
+
 def load(
     name: str | os.PathLike,
     *,
     decoder: bool = False,
     seed: int | None = None,
     dtype: torch.dtype = torch.float32,
-) -> LanguageModel:
+) -> LoadedModel:
     """Load a model by name, or from a folder that holds a saved checkpoint.
+
+    A folder is read without a network. What :class:`LanguageModel` adds, layers read out exactly,
+    comes with models of BERT, GPT-2 and Llama type; any other architecture of transformers is a
+    :class:`LoadedModel`, whose layers :func:`~lipcore.models.measure.measure` and
+    :func:`~lipcore.models.capture.capture` take as they run.
 
     Parameters
     ----------
     name : str or path
         One of the names of :func:`available` (weights are fetched on first use, see :func:`fetch`),
-        or a folder with a checkpoint of BERT, GPT-2 or Llama type.
+        or a folder with a checkpoint of transformers (``config.json`` and weights).
     decoder : bool
         Make BERT a causal decoder (``is_decoder``), as in the paper's masked experiments.
     seed : int, optional
@@ -283,19 +256,19 @@ def load(
 
     Returns
     -------
-    LanguageModel
+    LanguageModel or LoadedModel
 
     Raises
     ------
     ValueError
-        For an unknown name, an architecture that is not supported, an option that does not apply,
-        or a wrong hash.
+        For an unknown name, an architecture that transformers does not know, an option that does
+        not apply, missing weights, weights of another architecture, or a wrong hash.
     ConnectionError
         If weights are to be fetched and cannot be.
     ImportError
         Without the extra ``lipcore[models]``.
     """
-    _check_dtype(dtype)
+    check_dtype(dtype)
     source = SOURCES.get(str(name))
     drawn = source is not None and not source.files
     if seed is not None and not drawn:
@@ -308,18 +281,13 @@ def load(
     else:
         folder = _dequantised(fetch(source.name), source) if source else _checkpoint_folder(name)
         model = _read(folder, decoder=decoder)
-    return LanguageModel(
+    kind = LanguageModel if _is_readable(model.config) else LoadedModel
+    return kind(
         model.to(dtype),
         name=source.name if source else folder.name,
-        tokenizer_folder=folder,
+        folder=folder,
         sha256=source.sha256 if source else "",
     )
-
-
-def _check_dtype(dtype: torch.dtype) -> torch.dtype:
-    if dtype not in _DTYPES:
-        raise TypeError(f"dtype: expected torch.float32 or torch.float64, got {dtype!r}")
-    return dtype
 
 
 def _checkpoint_folder(name: str | os.PathLike) -> Path:
@@ -331,43 +299,21 @@ def _checkpoint_folder(name: str | os.PathLike) -> Path:
     return folder
 
 
-def _transformers():
-    try:
-        with quiet_import():
-            import transformers
-    except ImportError as error:
-        raise ImportError(
-            "lipcore.models needs transformers: pip install 'lipcore[models]'"
-        ) from error
-    return transformers
-
-
-@contextlib.contextmanager
-def _quiet(transformers) -> Iterator[None]:
-    """Reading a checkpoint without progress bars or reports: what must be there is checked here."""
-    logging = transformers.utils.logging
-    verbosity = logging.get_verbosity()
-    bars = logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
-
-
-def _options(model_type: str, config, *, decoder: bool) -> dict:
-    """Check the config, set the decoder, and return what else the model's constructor takes."""
-    ARCHITECTURES[model_type].refuse(config)
-    if model_type == "bert":
+def _options(config, *, decoder: bool) -> dict:
+    """Set the decoder, and return what else the model's constructor takes."""
+    if config.model_type == "bert":
         config.is_decoder = config.is_decoder or decoder
         return {"add_pooling_layer": False}
     if decoder:
-        title = ARCHITECTURES[model_type].title
-        raise ValueError(f"decoder: expected a BERT model, {title} is a decoder already")
+        got = f"{config.model_type}, which has its own direction"
+        raise ValueError(f"decoder: expected a BERT model, got {got}")
     return {}
+
+
+def _is_readable(config) -> bool:
+    """Whether the layers can be read without running the model."""
+    kind = ARCHITECTURES.get(config.model_type)
+    return kind is not None and kind.covers(config)
 
 
 def _read(folder: Path, *, decoder: bool) -> nn.Module:
@@ -377,27 +323,16 @@ def _read(folder: Path, *, decoder: bool) -> nn.Module:
         model_type = json.loads(file.read_text(encoding="utf-8")).get("model_type")
     except (ValueError, AttributeError) as error:
         raise ValueError(f"name: expected a JSON object in {file}: {error}") from error
-    if model_type not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
-        raise ValueError(
-            f"name: expected a checkpoint of type {known}, got {model_type!r} in {folder}"
-        )
-    transformers = _transformers()
-    with _quiet(transformers):
+    transformers = library()
+    if model_type not in transformers.CONFIG_MAPPING:
+        expected = f"a model_type that transformers {transformers.__version__} knows"
+        raise ValueError(f"name: expected {expected} in {file}, got {model_type!r}")
+    with quiet(transformers):
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-        model, report = _model_class(transformers, model_type).from_pretrained(
-            folder,
-            config=config,
-            dtype=torch.float32,
-            attn_implementation="eager",
-            local_files_only=True,
-            output_loading_info=True,
-            **_options(model_type, config, decoder=decoder),
-        )
-    if report["missing_keys"]:
-        missing = ", ".join(sorted(report["missing_keys"])[:3])
-        raise ValueError(f"name: expected all weights in {folder}, missing {missing}")
-    return model
+    model_class = transformers.AutoModel
+    if model_type in ARCHITECTURES:
+        model_class = _model_class(transformers, model_type)
+    return read_weights(model_class, folder, config=config, **_options(config, decoder=decoder))
 
 
 def _model_class(transformers, model_type: str):
@@ -406,9 +341,9 @@ def _model_class(transformers, model_type: str):
 
 def _draw(model_type: str, *, decoder: bool, seed: int) -> nn.Module:
     """Random weights at the size of the default config: BERT-base, GPT-2 small."""
-    model_class = _model_class(_transformers(), model_type)
+    model_class = _model_class(library(), model_type)
     config = model_class.config_class()
-    options = _options(model_type, config, decoder=decoder)
+    options = _options(config, decoder=decoder)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(check_count("seed", seed, minimum=0))
         model = model_class(config, **options)
@@ -430,10 +365,10 @@ def _dequantised(folder: Path, source: ModelSource) -> Path:
     for package in ("gguf", "accelerate"):
         if importlib.util.find_spec(package) is None:
             raise ImportError(f"{source.name} needs {package}: pip install 'lipcore[models]'")
-    transformers = _transformers()
+    transformers = library()
     with tempfile.TemporaryDirectory(prefix=".partial-", dir=cache_dir()) as staging:
         # its progress bar heeds no setting, hence the redirection
-        with _quiet(transformers), contextlib.redirect_stderr(io.StringIO()):
+        with quiet(transformers), contextlib.redirect_stderr(io.StringIO()):
             _write_out(transformers, folder, source, Path(staging))
         plain.mkdir(exist_ok=True)
         for file in Path(staging).iterdir():  # whole files, also if two processes do it at once
@@ -462,25 +397,3 @@ def _is_intact(folder: Path) -> bool:
         return False
     digest = (folder / "model.sha256").read_text(encoding="utf-8")
     return sha256_of(folder / "model.safetensors") == digest
-
-
-def _read_tokenizer(folder: Path | None, name: str):
-    """The tokenizer saved in ``folder``, or MiniLM's for the random models, which have none."""
-    transformers = _transformers()
-    from tokenizers import Tokenizer
-
-    folder = fetch("minilm") if folder is None else folder
-    if (folder / "tokenizer.json").is_file():
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    elif any((folder / file).is_file() for file in _VOCABULARIES):
-        with _quiet(transformers):
-            whole = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        tokenizer = whole.backend_tokenizer
-    else:  # the library would make up an empty one
-        raise ValueError(
-            f"{name}: expected a tokenizer in {folder} to encode text with, found none: "
-            "pass token ids"
-        )
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer

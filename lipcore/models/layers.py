@@ -43,12 +43,13 @@ class _Layers:
         self.heads = self.config.num_attention_heads
 
     @classmethod
-    def refuse(cls, config) -> None:
-        """Raise ValueError if the config asks for what is not covered here."""
+    def covers(cls, config) -> bool:
+        """Whether the layers of such a config can be read without running the model."""
+        return True
 
     @property
     def causal(self) -> bool:
-        return True
+        return bool(getattr(self.config, "is_causal", True))
 
     def entry(self, layer: int) -> nn.Module:
         """The first projection of the layer's attention: its input is what enters the attention."""
@@ -76,10 +77,8 @@ class _Bert(_Layers):
     model_class = "BertModel"
 
     @classmethod
-    def refuse(cls, config) -> None:
-        position = getattr(config, "position_embedding_type", "absolute")
-        if position != "absolute":
-            raise ValueError(f"position_embedding_type: expected 'absolute', got {position!r}")
+    def covers(cls, config) -> bool:
+        return getattr(config, "position_embedding_type", "absolute") == "absolute"
 
     @property
     def causal(self) -> bool:
@@ -123,7 +122,7 @@ class _GPT2(_Layers):
             *biases,
             output=output.weight.detach().mT.contiguous(),
             output_bias=_bias_of(output),
-            causal=True,
+            causal=self.causal,
             scale=self._scale(layer, k=weights[0].shape[1]),
         )
 
@@ -142,15 +141,11 @@ class _Llama(_Layers):
     model_class = "LlamaModel"
 
     @classmethod
-    def refuse(cls, config) -> None:
+    def covers(cls, config) -> bool:
         rope = config.rope_parameters or {}
         kind = rope.get("rope_type", "default")
         part = rope.get("partial_rotary_factor") or 1.0
-        if kind != "default" or part != 1.0:
-            raise ValueError(
-                "rope_parameters: expected rope_type 'default' over the whole head, "
-                f"got {dict(rope)}"
-            )
+        return kind in ("default", "linear", "llama3", "yarn") and part == 1.0
 
     def entry(self, layer: int) -> nn.Module:
         return self.model.layers[layer].self_attn.q_proj
@@ -166,8 +161,9 @@ class _Llama(_Layers):
             linear,
             [self.heads, key_heads, key_heads],
             self.exit(layer),
-            causal=True,
-            scale=module.head_dim**-0.5,
+            causal=self.causal,
+            # yarn multiplies cosines and sines, of queries and keys alike
+            scale=module.head_dim**-0.5 * self.model.rotary_emb.attention_scaling**2,
             rotary=self.model.rotary_emb.inv_freq.detach().to(module.q_proj.weight),
         )
 

@@ -1,33 +1,184 @@
-"""Measure one attention layer at several token sequences: one row a sequence.
-
-The command line prints these rows, and the sweep behind the book keeps them.
-"""
+"""Measure the attention, the blocks or the whole of a running model; or one layer, with bounds."""
 
 from __future__ import annotations
 
 import math
 import platform
+from collections import Counter
 from collections.abc import Iterable
 from importlib import metadata
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from tqdm import tqdm
 
 import lipcore
-from lipcore._checks import check_tokens
+from lipcore._checks import check_count, check_tokens
 from lipcore.attention import Attention
 from lipcore.bounds import best_upper, layer_upper, local_upper
+from lipcore.models.capture import Call, Captured, captured, module_of, record, whole
+from lipcore.models.modules import read
+from lipcore.models.structure import attention_modules, blocks, remarks
+from lipcore.models.table import Table
 from lipcore.spectral import local_lipschitz
 
 #: Columns of upper bounds, from the sharpest to the loosest.
 BOUNDS = ("local", "best", "general")
-#: What the upper end of the bracket is: see :func:`measure`.
+#: What the upper end of the bracket is: see :func:`measure_layer`.
 CERTIFICATES = ("probable", "always")
 
 _LARGEST_EXPONENT = math.log(torch.finfo(torch.float64).max)
 
 
+#: What :func:`measure` measures.
+SCOPES = ("attention", "block", "model")
+
+
 def measure(
+    model: nn.Module,
+    *args,
+    scope: str = "attention",
+    layers: int | str | Iterable[int | str] | None = None,
+    tol: float = 1e-4,
+    generator: torch.Generator | None = None,
+    progress: bool | None = None,
+    **inputs,
+) -> Table:
+    r"""Run a model, and measure σ of its attention modules, its blocks, or all of it at once.
+
+    For each of them, σ is the largest singular value of the Jacobian of what
+    :func:`~lipcore.models.capture.capture` returns: the module as a map of the tokens that enter it
+    in the running model, at these tokens, with masks, padding and positions as they are there.
+
+    Parameters
+    ----------
+    model : torch.nn.Module, or one from :func:`lipcore.models.load`
+        In evaluation mode, with weights in float32 or float64.
+    *args, **inputs
+        What the model is called with, such as ``input_ids`` and ``attention_mask``.
+    scope : {"attention", "block", "model"}
+        ``"attention"``: every attention module, found by structure
+        (:func:`lipcore.models.structure.attention_modules`); ``note`` says what it has besides, or
+        lacks. ``"block"``: attention and MLP with residual connections and normalisations.
+        ``"model"``: from the tokens that enter the first block to the model's output.
+    layers : int, str, or several of them, optional
+        Modules by number, from 0, or by name; all of them if left out.
+    tol : float
+        Relative tolerance of σ (:func:`lipcore.spectral_norm`).
+    generator : torch.Generator, optional
+        Where Lanczos's start is drawn from; a fixed seed if left out.
+    progress : bool, optional
+        Whether to show a progress bar; if left out, on a terminal, once it takes long.
+
+    Returns
+    -------
+    Table
+        One row for each module and sequence, in the order of running, with the columns ``layer``,
+        ``kind`` (the class), ``sequence``, ``shape`` (n, d), ``sigma``, ``lower``, ``upper``,
+        ``probability``, ``converged`` and ``note``. A module that cannot be measured has a row
+        whose note says why. On Ctrl-C, the rows that there are, and ``complete`` is False.
+        Padding is part of X and of the output, as any token: what the model does with it counts.
+
+    Raises
+    ------
+    ValueError, TypeError
+        For an unknown scope or layer, and a model without attention or in training mode.
+
+    Examples
+    --------
+    >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    >>> model = nn.TransformerEncoder(layer, 2).eval()
+    >>> table = measure(model, torch.zeros(1, 3, 8))
+    >>> table["layer"], table["kind"][0], table["shape"][0], table["converged"]
+    (['layers.0.self_attn', 'layers.1.self_attn'], 'MultiheadAttention', (3, 8), [True, True])
+    """
+    if scope not in SCOPES:
+        raise ValueError(f"scope: expected one of {', '.join(SCOPES)}, got {scope!r}")
+    model = module_of(model)
+    calls = _calls(model, scope, layers, args, inputs)
+    table = Table(f"{scope} of {type(model).__name__}, σ to {tol:g} relative", complete=False)
+    options = {"tol": tol, "generator": generator}
+    hidden = None if progress is None else not progress
+    with tqdm(calls, desc=scope, delay=2, leave=False, disable=hidden) as bar:
+        try:
+            for name, call in bar:
+                table.rows += _rows(name, call, scope, options)
+        except KeyboardInterrupt:
+            return table
+    table.complete = True
+    return table
+
+
+def _calls(model, scope: str, layers, args: tuple, inputs: dict) -> list[tuple[str, Call]]:
+    """Run the model, and return what is to be measured, in the order of running."""
+    modules = attention_modules(model) if scope == "attention" else blocks(model)
+    if not modules:
+        cure = "name the submodule: lipcore.capture(model, name, ...)"
+        raise ValueError(f"model: expected one with {scope} modules, found none; {cure}")
+    if scope == "model":
+        if layers is not None:
+            raise ValueError(f"layers: expected nothing with scope 'model', got {layers!r}")
+        return [(type(model).__name__, whole(model, modules, *args, **inputs))]
+    calls = record(model, _chosen(modules, layers), *args, **inputs)
+    times = Counter(call.name for call in calls)
+    turns: Counter = Counter()
+    named = []
+    for call in calls:
+        several = times[call.name] > 1
+        named.append((f"{call.name}#{turns[call.name]}" if several else call.name, call))
+        turns[call.name] += 1
+    if not named:
+        raise ValueError("layers: expected modules that run on these inputs, none of them does")
+    return named
+
+
+def _chosen(modules: list[str], layers) -> list[str]:
+    """Names of the modules asked for, by number or name."""
+    if layers is None:
+        return modules
+    wanted = [layers] if isinstance(layers, int | str) else list(layers)
+    chosen = []
+    for layer in wanted:
+        is_name = isinstance(layer, str)
+        if is_name and layer not in modules:
+            expected = f"names such as {modules[0]!r}"
+            raise ValueError(f"layers: expected {expected}, got {layer!r}")
+        if not is_name and not 0 <= check_count("layers", layer, minimum=0) < len(modules):
+            raise ValueError(f"layers: expected 0 to {len(modules) - 1}, got {layer}")
+        chosen.append(layer if is_name else modules[layer])
+    return list(dict.fromkeys(chosen))
+
+
+def _rows(name: str, call: Call, scope: str, options: dict) -> list[dict]:
+    """Rows of one module: one for each sequence, or one that says why there is none."""
+    row = {"layer": name, "kind": call.kind, "sequence": 0, "shape": None, "sigma": None}
+    row |= {"lower": None, "upper": None, "probability": None, "converged": False}
+    notes = [call.remark, remarks(call.module) if scope == "attention" else ""]
+    try:
+        fn = captured(call)
+        notes.append(fn.remark)
+        row["shape"] = tuple(fn.X.shape[-2:])
+        found = local_lipschitz(_quicker(fn) if scope == "attention" else fn, fn.X, **options)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        return [row | {"note": f"not measured: {' '.join(str(error).split())}"}]
+    numbers = (found.value, found.lower, found.upper, found.converged)
+    columns = [number.reshape(-1).tolist() for number in numbers]
+    row |= {"probability": found.probability, "note": "; ".join(filter(None, notes))}
+    return [
+        row | {"sequence": i, "sigma": s, "lower": low, "upper": up, "converged": done}
+        for i, (s, low, up, done) in enumerate(zip(*columns, strict=True))
+    ]
+
+
+def _quicker(fn: Captured) -> Attention | Captured:
+    """The Attention that a module is, whose Jacobian needs less time and memory, or itself."""
+    try:
+        return read(fn)
+    except ValueError:
+        return fn
+
+
+def measure_layer(
     attention: Attention,
     X: Tensor,
     *,
@@ -37,6 +188,8 @@ def measure(
     certificate: str = "probable",
 ) -> list[dict]:
     r"""Measure the local Lipschitz constant σ of a layer at each sequence, and upper bounds of it.
+
+    The command line prints these rows, and the sweep behind the book keeps them.
 
     Parameters
     ----------
@@ -61,7 +214,7 @@ def measure(
 
         * ``sequence``: its number, from 0;
         * ``sigma``, ``lower``, ``upper``, ``probability``, ``residual``, ``iterations``,
-          ``converged``: see :class:`~lipcore.spectral.SpectralNorm`;
+          ``converged``: see :class:`~lipcore.results.SpectralNorm`;
         * ``released``: :math:`\|D_Xf^\top f(X)\|^{1/2}`, what the paper's released scripts compute
           in place of σ;
         * ``radius_rms``, ``radius_max``: root mean square and maximum of the norms of the tokens;
@@ -83,7 +236,7 @@ def measure(
     --------
     >>> import torch
     >>> layer = Attention.from_matrices(torch.eye(2), torch.eye(2))
-    >>> (row,) = measure(layer, torch.ones(1, 3, 2))  # equal tokens are averaged: σ = 1
+    >>> (row,) = measure_layer(layer, torch.ones(1, 3, 2))  # equal tokens are averaged: σ = 1
     >>> round(row["sigma"], 4), row["best"] < row["general"]
     (1.0, True)
     """

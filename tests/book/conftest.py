@@ -172,7 +172,6 @@ def settings(folder: Path) -> dict:
     config["sphinx"]["config"] |= {
         "book_package": "tinypkg",
         "book_data": ["data"],
-        "book_to_do": [],
     }
     return config
 

@@ -14,7 +14,6 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-import yaml
 from matplotlib.colors import is_color_like
 from PIL import Image
 
@@ -24,7 +23,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "book" / "_ext"))
 from book_build.figures import UnknownColourError, dark_picture, dark_version
 
 ROOT = Path(__file__).resolve().parents[2]
-CONFIG = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf8"))["sphinx"]["config"]
 PAGES = {f"notebooks/{path.stem}" for path in (ROOT / "notebooks").glob("*.md")}
 CELL = re.compile(
     r"^```\{code-cell\}[^\n]*\n(?:---\n.*?^---\n|(?::[^\n]*\n)*)(.*?)^```", re.M | re.S
@@ -164,7 +162,7 @@ def named_colours(code: str) -> list[str]:
             found += HEX.findall(node.value)
         elif isinstance(node, ast.Name | ast.Attribute):
             name = node.id if isinstance(node, ast.Name) else node.attr
-            found += [name] if name in ("COLOURS", "LABELS", "get_cmap") else []
+            found += [name] if name == "get_cmap" else []
         for name, value in pairs:
             if name == "cmap":
                 found += [word for word in strings(value) if word not in colours.MAPS]
@@ -179,26 +177,18 @@ def plain(code: str) -> str:
     return "\n".join(line for line in code.splitlines() if not line.lstrip().startswith(("%", "!")))
 
 
-@pytest.mark.parametrize("page", sorted(PAGES - set(CONFIG["book_to_do"])))
+@pytest.mark.parametrize("page", sorted(PAGES))
 def test_no_page_names_a_colour(page):
     path = ROOT / f"{page}.md"
     cells = CELL.findall(path.read_text(encoding="utf8"))
     assert [word for code in cells for word in named_colours(plain(code))] == []
 
 
-def test_what_is_to_do_is_there():
-    assert set(CONFIG["book_to_do"]) <= PAGES
-
-
 def test_only_the_dictionary_names_a_colour_in_the_package():
-    """The names for pages that are still to do go with the last of them."""
     for path in (ROOT / "lipcore").rglob("*.py"):
         if path.name != "colours.py":
             code = path.read_text(encoding="utf8")
-            found = [word for word in named_colours(code) if word not in ("COLOURS", "LABELS")]
-            assert found == [], path
-    if not CONFIG["book_to_do"]:
-        assert not hasattr(plotting, "COLOURS") and not hasattr(plotting, "LABELS")
+            assert named_colours(code) == [], path
 
 
 @pytest.mark.parametrize("name", ["figures.css", "figures.js"])
@@ -219,7 +209,6 @@ def test_the_style_of_figures_names_no_colour(name):
         ("palette = ['#ff0000', '#abc']", ["#ff0000", "#abc"]),
         ("ax.imshow(x, cmap='viridis')", ["viridis"]),
         ("ax.bar(x, facecolor='grey', edgecolor=c)", ["grey"]),
-        ("ax.plot(x, color=COLOURS['first'])", ["COLOURS"]),
         ("plt.get_cmap('magma')", ["get_cmap"]),
         ("ax.plot(x, y, 'o-', color=colours.colour('nudge'))", []),
         ("ax.plot(x, 's', **colours.line('general'), mfc='none', label='red, #1 of 3')", []),

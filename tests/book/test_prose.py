@@ -19,7 +19,6 @@ ALLOWED = {
     "04_measures_and_transport": {"80 %": "width of a band, chosen"},
     "08_large_radius": {"0.95": "threshold, chosen"},
     "13_encoder_real_text": {
-        "thousands of times larger": "order of magnitude, in words",
         "0.1": "threshold, chosen; description of a picture",
         "0.4": "the same",
         "0.2": "description of a picture",
@@ -30,14 +29,8 @@ ALLOWED = {
         "0.4": "description of a picture",
         "0.1": "description of a picture",
     },
-    "17_token_attacks": {"0.3": "threshold, chosen"},
-    "18_every_regime": {"1.25": "lines drawn for reference", "1.5": "the same", "2.5": "the same"},
-    "19_why_it_grows": {
-        "0.03": "tolerance that a cell asserts",
-        "three times lower": "description of a picture",
-    },
+    "19_why_it_grows": {"0.03": "tolerance that a cell asserts"},
     "20_zoo_of_attentions": {"ten per cent": "asked in an exercise", "Ten per cent": "the same"},
-    "attack": {"three times finer": "how the search is run"},
     "index": {"thousands of times larger": "order of magnitude, in words"},
 }
 

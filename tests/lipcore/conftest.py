@@ -39,6 +39,20 @@ _BAND = (torch.arange(6)[:, None] - torch.arange(6)[None, :]).abs() <= 2
 _ALL_BIASES = ("query", "key", "value", "output")
 _ROTARY = torch.tensor([1.0, 0.1], dtype=torch.float64)
 
+
+def _draw(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+
+def _some(*shape):
+    """A mask in which every row sees itself."""
+    return (_draw(*shape) > 0) | torch.eye(shape[-1], dtype=torch.bool)
+
+
+_ALIBI = -(torch.arange(6)[:, None] - torch.arange(6)).abs() * torch.tensor([[[1.0]], [[0.2]]])
+_HIDDEN = _draw(3, 1, 5, 5).masked_fill(~_some(3, 1, 5, 5), -torch.inf)
+_PADDING = torch.tensor([[True] * 5, [True, True, True, False, False]])[:, None, None, None, :]
+
 #: name → (arguments of _weights, further arguments of Attention, shape of X up to d)
 CASES = {
     "one head": ({}, {}, (6,)),
@@ -67,6 +81,15 @@ CASES = {
         (4,),
     ),
     "batch": ({"heads": 2, "q": 4, "biases": ("query",)}, {"causal": True}, (2, 3, 5)),
+    "mask per head": ({"heads": 2}, {"mask": _some(2, 6, 6)}, (6,)),
+    "bias per head": ({"heads": 2, "q": 4}, {"bias": _ALIBI.double(), "causal": True}, (6,)),
+    "padding": ({"heads": 2}, {"mask": _PADDING}, (2, 3, 5)),
+    "mask per sequence, bias, everything": (
+        {"heads": 4, "key_heads": 2, "k": 4, "q": 3, "biases": _ALL_BIASES},
+        {"rotary": _ROTARY, "mask": _some(2, 3, 4, 5, 5), "bias": _HIDDEN.nan_to_num(neginf=-2.0)},
+        (2, 3, 5),
+    ),
+    "bias that hides": ({"heads": 2}, {"bias": _HIDDEN}, (2, 3, 5)),
     "one token": ({"heads": 2, "biases": ("query", "key")}, {}, (1,)),
     "narrow head": (
         {"d": 12, "k": 2, "p": 3, "q": 9, "biases": _ALL_BIASES},
@@ -82,13 +105,61 @@ CASES = {
 }
 
 
+def _normalised(gain):
+    return lambda vectors: gain * vectors / vectors.square().mean(-1, keepdim=True).sqrt()
+
+
+#: Layers whose scores are not (A x_i + c)·x_j: their Jacobian is by autodiff.
+BEYOND = {
+    "softcap": ({"heads": 2, "q": 4}, {"softcap": 1.5, "causal": True}, (6,)),
+    "normalised queries and keys, everything": (
+        {"heads": 4, "key_heads": 2, "k": 4, "q": 3, "biases": _ALL_BIASES},
+        {
+            "rotary": _ROTARY,
+            "softcap": 3.0,
+            "sinks": _draw(4),
+            "query_norm": _normalised(2.0),
+            "key_norm": _normalised(_draw(4)),
+            "mask": _some(3, 1, 5, 5),
+        },
+        (2, 3, 5),
+    ),
+    "narrow heads, softcap": ({"d": 20, "heads": 2, "k": 4, "p": 2}, {"softcap": 0.5}, (2, 5)),
+}
+#: Layers whose rows of weights do not sum to one.
+WITH_SINKS = {
+    "sinks": ({"heads": 2, "q": 4}, {"sinks": _draw(2)}, (6,)),
+    "sinks, everything": (
+        {"heads": 4, "key_heads": 2, "k": 4, "q": 3, "biases": _ALL_BIASES},
+        {"rotary": _ROTARY, "sinks": 2 * _draw(4), "mask": _some(3, 1, 5, 5), "causal": True},
+        (2, 3, 5),
+    ),
+    "narrow heads, sinks": ({"d": 20, "heads": 2, "k": 4, "p": 2}, {"sinks": _draw(2)}, (2, 5)),
+}
+
+
 def build_case(name: str, seed: int = 0) -> types.SimpleNamespace:
-    """The named layer: ``kwargs`` of the constructor, ``attention``, ``X`` (…, n, d), and ``name``."""
+    """The named layer: ``kwargs`` of the constructor, ``attention``, ``X`` (…, n, d), ``members``."""
     generator = torch.Generator().manual_seed(seed)
-    sizes, options, shape = CASES[name]
+    sizes, options, shape = (CASES | WITH_SINKS | BEYOND)[name]
     kwargs = _weights(generator, **sizes) | options
     X = torch.randn(*shape, kwargs["query"].shape[-1], generator=generator, dtype=torch.float64)
-    return types.SimpleNamespace(name=name, kwargs=kwargs, attention=Attention(**kwargs), X=X)
+    case = types.SimpleNamespace(name=name, kwargs=kwargs, attention=Attention(**kwargs), X=X)
+    case.members = _members(case)
+    return case
+
+
+def _members(case) -> list[types.SimpleNamespace]:
+    """Each sequence alone, with its own mask and bias (heads, n, n): ``kwargs``, ``attention``, ``X``."""
+    n = case.X.shape[-2]
+    shape = (*case.X.shape[:-2], case.attention.heads, n, n)
+    tables = {name: case.kwargs[name] for name in ("mask", "bias") if name in case.kwargs}
+    found = []
+    for i, X in enumerate(case.X.reshape(-1, *case.X.shape[-2:])):
+        own = {name: x.expand(shape).reshape(-1, *shape[-3:])[i] for name, x in tables.items()}
+        kwargs = case.kwargs | own
+        found.append(types.SimpleNamespace(kwargs=kwargs, attention=Attention(**kwargs), X=X))
+    return found
 
 
 @pytest.fixture(params=CASES)
@@ -97,7 +168,19 @@ def case(request) -> types.SimpleNamespace:
     return build_case(request.param)
 
 
-@pytest.fixture(params=[name for name in CASES if "rotary" not in name])
+@pytest.fixture(params=[*CASES, *WITH_SINKS, *BEYOND])
+def every_case(request) -> types.SimpleNamespace:
+    """The same, and layers with sinks, or whose Jacobian is by autodiff."""
+    return build_case(request.param)
+
+
+@pytest.fixture(params=[*CASES, *WITH_SINKS])
+def case_in_three_terms(request) -> types.SimpleNamespace:
+    """Every layer whose Jacobian has a closed form."""
+    return build_case(request.param)
+
+
+@pytest.fixture(params=[name for name, (_, options, _) in CASES.items() if "rotary" not in options])
 def case_with_one_matrix(request) -> types.SimpleNamespace:
     """The layers whose scores are (A x_i + c)·x_j: with rotary positions A depends on both positions."""
     return build_case(request.param)

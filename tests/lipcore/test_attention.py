@@ -1,12 +1,13 @@
 """Attention against loops written from the definition, and what it refuses."""
 
+import dataclasses
 import math
 
 import numpy as np
 import pytest
 import torch
 
-from lipcore import Attention, attention_map
+from lipcore import Attention, AttentionJacobian, attention_map
 
 
 def loop_attention(kwargs: dict, X: np.ndarray) -> np.ndarray:
@@ -34,18 +35,30 @@ def loop_weights(arrays: dict, X: np.ndarray, h: int, g: int, i: int) -> np.ndar
     masses = np.zeros(n)
     for j in range(n):
         visible = not (arrays.get("causal") and j > i) and not (
-            "mask" in arrays and not arrays["mask"][i, j]
+            "mask" in arrays and not arrays["mask"][h, i, j]
         )
         if visible:
-            query = turned(arrays, affine(arrays, "query", h, X[i]), i)
-            key = turned(arrays, affine(arrays, "key", g, X[j]), j)
-            masses[j] = math.exp(scale * query @ key + arrays.get("log_weights", np.zeros(n))[j])
-    return masses / masses.sum()
+            query = turned(arrays, normed(arrays, "query", affine(arrays, "query", h, X[i])), i)
+            key = turned(arrays, normed(arrays, "key", affine(arrays, "key", g, X[j])), j)
+            added = arrays["bias"][h, i, j] if "bias" in arrays else 0.0
+            added += arrays["log_weights"][j] if "log_weights" in arrays else 0.0
+            score = scale * query @ key
+            if "softcap" in arrays:
+                score = arrays["softcap"] * math.tanh(score / arrays["softcap"])
+            masses[j] = math.exp(score + added)
+    sink = math.exp(arrays["sinks"][h]) if "sinks" in arrays else 0.0
+    return masses / (masses.sum() + sink)
 
 
 def affine(arrays: dict, kind: str, head: int, x: np.ndarray) -> np.ndarray:
     bias = arrays[f"{kind}_bias"][head] if f"{kind}_bias" in arrays else 0.0
     return arrays[kind][head] @ x + bias
+
+
+def normed(arrays: dict, kind: str, vector: np.ndarray) -> np.ndarray:
+    if f"{kind}_norm" not in arrays:
+        return vector
+    return arrays[f"{kind}_norm"](torch.from_numpy(vector)).numpy()
 
 
 def turned(arrays: dict, vector: np.ndarray, position: int) -> np.ndarray:
@@ -57,10 +70,9 @@ def turned(arrays: dict, vector: np.ndarray, position: int) -> np.ndarray:
     return np.concatenate([numbers.real, numbers.imag])
 
 
-def test_agrees_with_loops(case):
-    expected = [
-        loop_attention(case.kwargs, X.numpy()) for X in case.X.reshape(-1, *case.X.shape[-2:])
-    ]
+def test_agrees_with_loops(every_case):
+    case = every_case
+    expected = [loop_attention(member.kwargs, member.X.numpy()) for member in case.members]
     found = case.attention(case.X)
     assert found.shape == (*case.X.shape[:-1], case.attention.output_dim)
     np.testing.assert_allclose(
@@ -73,6 +85,34 @@ def test_weights_are_softmax_rows(case):
     assert P.shape == (*case.X.shape[:-2], case.attention.heads, case.X.shape[-2], case.X.shape[-2])
     assert bool((P >= 0).all())
     torch.testing.assert_close(P.sum(-1), torch.ones_like(P[..., 0]))
+
+
+def test_sinks_take_what_rows_lack(make_case):
+    """A sink is a key of its own score and value zero: without it, softmax over the others."""
+    case = make_case("sinks")
+    attention = case.attention
+    with_key = attention.weights(case.X)
+    alone = dataclasses.replace(attention, sinks=None).weights(case.X)
+    torch.testing.assert_close(with_key / with_key.sum(-1, keepdim=True), alone)
+    assert bool((with_key.sum(-1) < 1).all())
+    none = dataclasses.replace(attention, sinks=torch.full((2,), -math.inf, dtype=torch.float64))
+    torch.testing.assert_close(none(case.X), dataclasses.replace(attention, sinks=None)(case.X))
+
+
+def test_padding_is_what_the_shorter_sequence_gives(make_case):
+    case = make_case("padding")
+    short = dataclasses.replace(case.attention, mask=None)
+    found = case.attention(case.X)
+    torch.testing.assert_close(found[0], short(case.X[0]))
+    torch.testing.assert_close(found[1, :, :3], short(case.X[1, :, :3]))
+
+
+def test_head_of_a_layer_with_tables(make_case):
+    for name in ("mask per head", "bias per head", "sinks"):
+        case = make_case(name)
+        parts = [case.attention.head(h)(case.X) for h in range(2)]
+        joined = sum(parts) if case.attention.output is not None else torch.cat(parts, dim=-1)
+        torch.testing.assert_close(joined, case.attention(case.X))
 
 
 def test_matrices_of_the_theory(case_with_one_matrix):
@@ -339,6 +379,70 @@ BAD_INPUT = {
         ValueError,
         "scale: expected a finite number",
     ),
+    "mask of another batch": (
+        lambda: Attention.from_matrices(EYE, EYE, mask=torch.ones(3, 1, 2, 2).bool())(
+            torch.ones(2, 2, 2)
+        ),
+        ValueError,
+        r"X: expected a batch that the mask is for, got \(2, 2, 2\) beside a mask of shape",
+    ),
+    "mask of another number of heads": (
+        lambda: Attention.from_matrices(EYE, EYE, mask=torch.ones(2, 2, 2).bool()),
+        ValueError,
+        r"mask: expected a shape broadcastable to \(…, 1, n, n\), got \(2, 2, 2\)",
+    ),
+    "mask that hides a row in one sequence": (
+        lambda: Attention.from_matrices(
+            EYE,
+            EYE,
+            mask=torch.tensor([[[[True, True]]], [[[True, False]]]]),
+            bias=torch.tensor([[0.0, 0.0], [-math.inf, 0.0]]),
+        ),
+        ValueError,
+        "mask, bias, log_weights: expected a visible key in every row, row 1 has none",
+    ),
+    "bias of another number of tokens": (
+        lambda: Attention.from_matrices(
+            EYE, EYE, bias=torch.zeros(3, 3), log_weights=torch.zeros(2)
+        ),
+        ValueError,
+        r"bias, log_weights: expected one number of tokens, got \[3, 2\]",
+    ),
+    "bias of another precision": (
+        lambda: Attention.from_matrices(EYE, EYE, bias=torch.zeros(2, 2).double()),
+        TypeError,
+        "bias is torch.float64 but query is torch.float32",
+    ),
+    "infinite bias": (
+        lambda: Attention.from_matrices(EYE, EYE, bias=torch.full((2, 2), math.inf)),
+        ValueError,
+        "bias: expected numbers below ",
+    ),
+    "bias that does not fit X": (
+        lambda: Attention.from_matrices(EYE, EYE, bias=torch.zeros(2, 2))(torch.ones(3, 2)),
+        ValueError,
+        "X: expected 2 tokens as bias has, got 3",
+    ),
+    "sinks of another number of heads": (
+        lambda: Attention.from_matrices(EYE, EYE, sinks=torch.zeros(2)),
+        ValueError,
+        r"sinks: expected a number below \+infinity for each of 1 heads, got shape \(2,\)",
+    ),
+    "softcap of zero": (
+        lambda: Attention.from_matrices(EYE, EYE, softcap=0.0),
+        ValueError,
+        "softcap: expected a number more than 0, got 0",
+    ),
+    "norm that is none": (
+        lambda: Attention.from_matrices(EYE, EYE, query_norm=3.0),
+        TypeError,
+        "query_norm: expected a callable, got float",
+    ),
+    "three terms of capped scores": (
+        lambda: AttentionJacobian(Attention.from_matrices(EYE, EYE, softcap=1.0), torch.ones(2, 2)),
+        ValueError,
+        r"attention: expected scores \(A x \+ c\)·x alone, got softcap: use .jacobian",
+    ),
     "mask a list": (
         lambda: Attention(**FOUR, mask=[[True]]),
         TypeError,
@@ -372,7 +476,8 @@ def test_one_bad_entry_among_many(bad):
         attention_map(X, EYE, EYE)
 
 
-def test_compressed_is_the_same_map(case):
+def test_compressed_is_the_same_map(every_case):
+    case = every_case
     """f(X) = g(XZ)Uᵀ up to the output bias, in as few dimensions as the weights have."""
     attention, X = case.attention, case.X
     g, Z, U = attention.compressed()

@@ -19,7 +19,7 @@ MOST_LINES = 1300
 WIDTH = 100
 #: Optional or slow to import: these may be imported where they are used.
 HEAVY = {
-    "IPython", "accelerate", "datasets", "gguf", "huggingface_hub", "joblib", "matplotlib",
+    "IPython", "PIL", "accelerate", "datasets", "gguf", "huggingface_hub", "joblib", "matplotlib",
     "matplotlib_inline", "nltk", "ot", "pandas", "pooch", "pyarrow", "safetensors", "tokenizers",
     "torch", "transformers",
 }  # fmt: skip

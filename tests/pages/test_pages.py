@@ -23,9 +23,6 @@ ROOT = Path(__file__).resolve().parents[2]
 HTML = ROOT / "_build" / "html"
 GENERATED = {"index.html", "genindex.html", "search.html", "py-modindex.html"}
 MEGABYTE = 2**20
-# Pages whose cells do not have their form yet.
-CONFIG = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf8"))["sphinx"]["config"]
-TO_DO = {f"{page}.html" for page in CONFIG["book_to_do"]}
 # Pages with long formulas; all of these can be broken into lines that a phone is wide enough for.
 LONG_FORMULAS = {
     "notebooks/05_general_upper_bound.html",
@@ -66,7 +63,7 @@ def test_a_page_on_a_desktop(built_page, desktop, site):
     faults = check_mathematics(page, formulas_in(built(built_page))) + check(page, "width")
     faults += [] if built_page in GENERATED else check(page, "content", "firstText")
     page.evaluate("bookChecks.openAll()")
-    faults += check(page, "code") if built_page not in TO_DO else []
+    faults += check(page, "code")
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
         page.wait_for_selector(f"html[data-theme={scheme}]")
@@ -82,7 +79,7 @@ def test_a_page_on_a_phone_and_on_paper(built_page, phone, site):
     closed = page.locator("article details:not([open])").count()
     page.evaluate("bookChecks.beforePrint()")
     faults += check(page, "width", "formulas")
-    faults += check(page, "code") if built_page not in TO_DO else []
+    faults += check(page, "code")
     if built_page in LONG_FORMULAS:
         assert page.locator(".bd-article mjx-container.broken").count(), "has no long formula"
         faults += check(page, "scrollingFormulas")

@@ -6,15 +6,13 @@ from urllib.parse import quote
 import pytest
 from checker import DESKTOP, Watched
 from lxml.html import fromstring
-from test_form import TO_DO as UNCONVERTED
 from test_pages import HTML, built, notebooks, toc_pages
 
 LOCAL = HTML.as_uri()  # previews work from a folder too; over http, see the last of their tests
 PREVIEW = "#book-preview"
 SCORE_GAP = "a.internal[href='06_lower_bound.html#def-score-gap']"
 
-# Pages whose tables are not typeset yet, and what on a page is no prose.
-TO_DO = {f"notebooks/{page}" for page in UNCONVERTED}
+# What on a page is no prose.
 NO_PROSE = (
     ".//pre | .//code | .//script | .//*[contains(@class, 'math')] | .//dl[contains(@class, 'py')]"
 )
@@ -333,7 +331,7 @@ def test_works_are_named_alike_and_code_apart():
 UNSET = re.compile(r"(?<![\w–-])-\d|\d[eE][+-]\d\d|\w\^[\d({]")
 
 
-@pytest.mark.parametrize("name", sorted(set(toc_pages()) - TO_DO))
+@pytest.mark.parametrize("name", sorted(toc_pages()))
 def test_numbers_are_typeset(name):
     article = fromstring(built(f"{name}.html")).find(".//article")
     for part in article.xpath(NO_PROSE):

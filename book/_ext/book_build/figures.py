@@ -120,9 +120,8 @@ def show_both(app: Sphinx, doctree: nodes.document) -> None:
         try:
             text = dark_version(light.read_text(encoding="utf8"))
         except UnknownColourError as error:
-            if env.docname not in app.config.book_to_do:
-                text = "%s: %s is not in lipcore.lab.colours; take a role from there"
-                logger.warning(text, name_of(image), error, location=env.docname)
+            text = "%s: %s is not in lipcore.lab.colours; take a role from there"
+            logger.warning(text, name_of(image), error, location=env.docname)
             continue
         light.with_name(f"{light.stem}-dark.svg").write_text(text, encoding="utf8")
         document = document_beside(image)
@@ -212,8 +211,7 @@ def copy_documents(app: Sphinx, exception) -> None:
 
 
 def setup(app: Sphinx) -> None:
-    """Register the setting and the hooks; the first before Sphinx collects the pictures."""
-    app.add_config_value("book_to_do", [], "env", [list])
+    """Register the hooks; the first before Sphinx collects the pictures."""
     app.add_node(version_node, html=(write_version, None))
     app.add_node(figure_files_node, html=(write_files, None))
     app.connect("doctree-read", show_both, priority=400)

@@ -187,8 +187,7 @@ def lower_setting(seed: int, index: int) -> Iterator[Outcome]:
     value = bounds.score_gap_lower(A=problem.A, V=problem.V, **sizes)
     at_gap = _one_against_all(problem, score_gap_inputs)
     yield outcome("score_gap_lower", "book", _quotient(value, at_gap))
-    if _has_balanced_query(problem):
-        yield outcome("torn_lower", "book", _balanced_query_ratio(problem))
+    yield from _repeated_tokens(replace(problem, n=min(n, 1000)), outcome)
 
 
 def _one_against_all(
@@ -207,13 +206,23 @@ def _has_balanced_query(problem: Problem) -> bool:
     return len(problem.A) > 1 and problem.n > 2 and problem.size > 0
 
 
-def _balanced_query_ratio(problem: Problem) -> float:
-    """Lower bound over the truth at its inputs: two tokens far apart, and one n − 2 times."""
-    problem = replace(problem, n=min(problem.n, 1000))
-    X = bounds.torn_inputs(problem.A, problem.n, problem.radius, V=problem.V)[:3]
-    sigma = truth(problem, Inputs(X[None], _masses(1, 1, problem.n - 2))).item()
-    bound = bounds.torn_lower(n=problem.n, radius=problem.radius, A=problem.A, V=problem.V)
-    return _quotient(bound, sigma)
+def _repeated_tokens(problem: Problem, outcome: Callable[..., Outcome]) -> Iterator[Outcome]:
+    """Copies of one token or two and a crowd, each bound over the truth at its inputs; the best."""
+    if problem.size == 0:
+        return
+    sizes = {"n": problem.n, "radius": problem.radius, "A": problem.A, "V": problem.V}
+    largest = problem.norm_v
+    constructions = [("copies_lower", bounds.copies_inputs)]
+    if _has_balanced_query(problem):
+        constructions.append(("torn_lower", bounds.torn_inputs))
+        constructions.append(("pulled_lower", bounds.pulled_inputs))
+    for name, inputs in constructions:
+        X = inputs(problem.A, problem.n, problem.radius, V=problem.V)
+        tokens, counts = torch.unique(X, dim=0, return_counts=True)
+        sigma = truth(problem, Inputs(tokens[None], counts[None].double())).item()
+        largest = max(largest, sigma)
+        yield outcome(name, "book", _quotient(getattr(bounds, name)(**sizes), sigma))
+    yield outcome("best_lower", "book", _quotient(bounds.best_lower(**sizes), largest))
 
 
 def _masses(*counts: float) -> Tensor:

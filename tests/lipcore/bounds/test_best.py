@@ -33,15 +33,18 @@ def others(*, n, a, causal, bias=False, rotary=False, A=None, radius=None):
     sizes = {"radius": 1.0, "norm_a": a, "norm_v": 1.0, "log": True}
     if n is not None:
         yield bounds.general_upper(n=n, **sizes)
-        yield bounds.masked_upper(n=n, **sizes) if causal else bounds.unified_upper(n=n, **sizes)
+        if causal:
+            yield bounds.masked_upper(n=n, **sizes)
         if not rotary:
             yield bounds.torn_upper(n=n, **sizes)
             if not causal:
+                yield bounds.unified_upper(n=n, **sizes)
                 yield bounds.unified_upper_sharp(n=n, **sizes)
     if not causal:
         yield bounds.mean_field_upper_paper(**sizes)
-        yield bounds.mean_field_upper(**sizes)
     if not rotary:
+        if not causal:
+            yield bounds.mean_field_upper(**sizes)
         yield (bounds.masked_upper_moments if causal else bounds.mean_field_upper_sharp)(**sizes)
     if A is not None and not bias and not rotary:
         head = {"A": A, "radius": radius, "norm_v": 1.0, "log": True}
@@ -124,12 +127,13 @@ def test_holds_for_every_layer(case, truth, radius):
     generator = torch.Generator().manual_seed(0)
     X = torch.randn(4, n, case.X.shape[-1], generator=generator, dtype=F64)
     X[:2] = X[:2] / X[:2].norm(dim=-1, keepdim=True)
-    reached = truth.of_map(case.attention, truth.to_ball(radius * X, radius)).max().item()
-    assert reached <= best_upper(attention=case.attention, n=n, radius=radius) * (1 + 1e-9)
+    layer = case.members[0].attention
+    reached = truth.of_map(layer, truth.to_ball(radius * X, radius)).max().item()
+    assert reached <= best_upper(attention=layer, n=n, radius=radius) * (1 + 1e-9)
 
 
 LAYERS = ("biases", "biases, causal", "rotary", "rotary, everything", "heads concatenated", "mask",
-          "log-weights")  # fmt: skip
+          "bias per head", "log-weights")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -226,11 +230,22 @@ def test_what_is_left_with_rotary_positions_and_masks(make_case):
         assert best_upper(attention=g, radius=R) == pytest.approx(expected, rel=1e-12)
 
 
-def test_a_bias_costs_the_rate(randn):
-    """Without it the gap of 4I says e^{g*/2}; with one, however small, no theorem does."""
+def test_a_bias_keeps_the_rate():
+    """The gap of 4I says e^{g*/2}, with a bias too: (4x + b)(R − x) has its top at x = R/2 − b/8."""
     one = torch.eye(1, dtype=F64)[None]
-    plain = Attention(4 * one, one, one, scale=1.0)
-    biased = Attention(4 * one, one, one, query_bias=torch.full((1, 1), 1e-12).double(), scale=1.0)
+    for b in (None, 1e-12, 3.0):
+        bias = None if b is None else torch.full((1, 1), b).double()
+        f = Attention(4 * one, one, one, query_bias=bias, scale=1.0)
+        top = (80 + (b or 0)) ** 2 / 16  # (40 + b/2)²/4
+        a = (4 * 20 + (b or 0)) * 20
+        expected = top / 2 + math.log(math.hypot(1, a))
+        assert best_upper(attention=f, radius=20.0, log=True) == pytest.approx(expected, rel=1e-8)
+
+
+def test_with_a_mask_a_bias_costs_the_rate():
+    one = torch.eye(1, dtype=F64)[None]
+    plain = Attention(4 * one, one, one, scale=1.0, causal=True)
+    biased = replace(plain, query_bias=torch.full((1, 1), 1e-12).double())
     logs = [best_upper(attention=f, radius=20.0, log=True) for f in (plain, biased)]
     assert logs[0] < 250 < 1600 <= logs[1] < 1620
 

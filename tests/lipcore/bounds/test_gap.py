@@ -183,3 +183,38 @@ def test_matrices_that_ask_for_gradients():
     assert bounds.score_gap(A)[0] == pytest.approx(3) and bounds.score_gap_upper(
         A
     ) == pytest.approx(3)
+
+
+# --- with an offset ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["any", "symmetric", "positive", "negative", "zero"])
+def test_gap_with_an_offset_is_above_every_pair_and_reached(kind):
+    """max (Ax + c)·(y − x) by climbing from many starts; the best y is the direction of Ax + c."""
+    generator = torch.Generator().manual_seed(4)
+    for size in (1e-9, 0.1, 1.0, 30.0):
+        M = torch.randn(3, 3, generator=generator, dtype=torch.float64)
+        A = {"any": M, "symmetric": M + M.mT, "positive": M @ M.mT, "negative": -M @ M.mT,
+             "zero": 0 * M}[kind]  # fmt: skip
+        c = size * torch.randn(3, generator=generator, dtype=torch.float64)
+        x = torch.randn(500, 3, generator=generator, dtype=torch.float64)
+        x = x / x.norm(dim=1, keepdim=True).clamp(min=1)
+        best = 0.0
+        for step in range(300):
+            x = x.detach().requires_grad_()
+            pulled = x @ A.mT + c
+            value = pulled.norm(dim=1) - (pulled * x).sum(1)
+            best = max(best, value.max().item())
+            (slope,) = torch.autograd.grad(value.sum(), x)
+            x = x + 0.1 / (1 + 0.05 * step) * slope / slope.norm(dim=1, keepdim=True)
+            x = x / x.norm(dim=1, keepdim=True).clamp(min=1)
+        found = bounds.score_gap_upper(A, c)
+        assert best <= found * (1 + 1e-9) and found <= best * 1.001
+        assert found == pytest.approx(bounds.score_gap_upper(3 * A, 3 * c) / 3, rel=1e-6)
+
+
+def test_offset_must_fit():
+    eye = torch.eye(2, dtype=torch.float64)
+    assert bounds.score_gap_upper(eye, torch.zeros(2)) == bounds.score_gap_upper(eye)
+    with pytest.raises(ValueError, match="offset: expected 2 entries as A has, got 3"):
+        bounds.score_gap_upper(eye, torch.ones(3, dtype=torch.float64))

@@ -9,7 +9,17 @@ import torch
 from lipcore import Attention
 from lipcore.adversarial import ascend, worst_case_inputs
 from lipcore.attention import rotate
-from lipcore.bounds import local_terms, local_upper, nonnegative_norm_upper, unified_upper
+from lipcore.bounds import (
+    Normalisation,
+    best_upper,
+    layer_upper,
+    local_terms,
+    local_upper,
+    nonnegative_norm_upper,
+    normalised_upper,
+    score_reach,
+)
+from lipcore.bounds._columns import log_column_sum
 
 ROUNDING = 1 + 1e-9
 F64 = torch.float64
@@ -61,7 +71,7 @@ def terms_by_loops(layer, X, head, value):
 
 def test_terms_by_loops(case):
     """All layers of the table: biases, heads, rotary positions, masks, projections."""
-    layer, X = case.attention, case.X.reshape(-1, *case.X.shape[-2:])[0]
+    layer, X = case.members[0].attention, case.members[0].X
     values = layer.value_matrices()
     expected = torch.tensor([terms_by_loops(layer, X, h, values[h]) for h in range(layer.heads)])
     found = local_terms(layer, X)
@@ -83,10 +93,11 @@ def test_bound_holds(case, truth, radius):
     X[2] = X[2, :1]  # identical tokens
     # rounding of the bound and of the truth is amplified by the scores
     slack = ROUNDING + 1e-13 * radius**2
-    assert (truth.of_map(case.attention, X) <= local_upper(case.attention, X) * slack).all()
+    layer = case.members[0].attention
+    assert (truth.of_map(layer, X) <= local_upper(layer, X) * slack).all()
 
 
-@pytest.mark.parametrize("name", ["biases, causal", "rotary, everything", "mask"])
+@pytest.mark.parametrize("name", ["biases, causal", "rotary, everything", "mask", "bias per head"])
 def test_bound_holds_on_optimised_inputs(make_case, truth, name):
     layer = make_case(name).attention
     X = ascend(layer, truth.to_ball(make_case(name).X, 1.0), 1.0, steps=20, progress=False).X
@@ -134,13 +145,15 @@ def test_bound_is_exact_without_scores():
 
 @pytest.mark.parametrize(("gamma", "factor"), [(-1.0, 2.1), (1.0, 2.6)])
 def test_bound_is_sharp_at_the_worst_case(truth, gamma, factor):
-    """And not above the unified bound: only its sum of three separate maxima can cost it something."""
+    """And not above what the ball allows: only its sum of separate maxima can cost it something."""
     A = gamma * EYE
     for radius in (0.5, 1.0, 1.5, 2.0):
         X = worst_case_inputs(A, 30, radius)
         local = local_upper(Attention.from_matrices(A, EYE), X).item()
         assert local <= factor * truth.of_head(A, EYE, X[None]).item()
-        assert local <= unified_upper(n=30, radius=radius, norm_a=1.0, norm_v=1.0) * ROUNDING
+        a = radius**2  # three terms, each at most what the ball allows
+        column = math.exp(log_column_sum(30, math.log(a)))
+        assert local <= ((1 + a) * math.sqrt(column) + a) * ROUNDING
 
 
 @pytest.mark.parametrize(("a", "factor"), [(0.5, 1.65), (1.0, 1.42), (2.0, 1.24), (3.0, 1.18)])
@@ -156,8 +169,36 @@ def test_bound_at_two_clusters(truth, a, factor):
 
 def test_bound_is_sharp_on_random_inputs(case, truth):
     """What it may lose: terms and heads are added up as if each had its worst case where the others do."""
-    X = case.X.reshape(-1, *case.X.shape[-2:])
-    assert (local_upper(case.attention, X) <= 8 * truth.of_map(case.attention, X)).all()
+    found = local_upper(case.attention, case.X).flatten()
+    reached = torch.cat([truth.of_map(m.attention, m.X[None]) for m in case.members])
+    assert (found <= 9 * reached).all()
+    alone = torch.stack([local_upper(m.attention, m.X) for m in case.members])
+    torch.testing.assert_close(found, alone, rtol=1e-9, atol=0)
+    assert (found >= reached * (1 - 1e-9)).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    (
+        ("sinks", "sinks"),
+        ("softcap", "softcap"),
+        ("normalised queries and keys, everything", "sinks, softcap, query_norm, key_norm"),
+    ),
+)
+def test_no_bound_is_claimed_for_what_no_theorem_covers(make_case, name, what):
+    f = make_case(name).attention
+    X = make_case(name).X
+    norm = Normalisation("rms", torch.ones(f.d, dtype=F64), torch.zeros(f.d, dtype=F64), 0.0)
+    for claim in (
+        lambda: local_upper(f, X),
+        lambda: local_terms(f, X),
+        lambda: best_upper(attention=f, n=X.shape[-2], radius=1.0),
+        lambda: layer_upper(f, n=6, radius=1.0),
+        lambda: score_reach(f, radius=1.0),
+        lambda: normalised_upper(f, norm, n=6),
+    ):
+        with pytest.raises(ValueError, match=f"attention: expected one without {what}, which"):
+            claim()
 
 
 def test_bad_input(make_case):

@@ -39,7 +39,7 @@ def moments(a):
 #: The closed forms as the book writes them, without care for overflow: (bound, formula in n, a, ‖V‖ = 1).
 FORMULAS = {
     general_upper: lambda n, a: math.sqrt(3 * (a**2 * (4 * n + 1) + n)),
-    unified_upper: lambda n, a: (1 + a) * math.sqrt(column(n, a)) + a,
+    unified_upper: lambda n, a: math.sqrt((1 + a * a) * column(n, a)) + a,
     unified_upper_sharp: lambda n, a: (
         a
         + math.sqrt(
@@ -51,7 +51,7 @@ FORMULAS = {
         )
     ),
     torn_upper: lambda n, a: math.sqrt(n * torn_peak(a)) + a,
-    mean_field_upper: lambda n, a: (1 + a) * math.exp(a) + a,
+    mean_field_upper: lambda n, a: math.sqrt(1 + a * a) * math.exp(a) + a,
     mean_field_upper_paper: lambda n, a: (1 + 3 * a) * math.exp(2 * a),
     mean_field_upper_sharp: lambda n, a: math.exp(a) * math.sqrt(two_dirac_peak(a)) + a,
     masked_upper: lambda n, a: min((1 + a) * math.sqrt(n) + a, 2 * (1 + 2 * a) * math.exp(a) + a),

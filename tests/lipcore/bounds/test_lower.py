@@ -217,3 +217,69 @@ def test_there_are_no_balanced_queries_on_a_line():
         bounds.torn_inputs(EYE, 2, 2.0)
     with pytest.raises(ValueError, match="V: expected 2 columns"):
         bounds.torn_lower(n=5, radius=1.0, A=EYE, V=line)
+
+
+# --- copies, and the best of all ----------------------------------------------------------------------
+
+PAIRS = [
+    (bounds.copies_lower, bounds.copies_inputs),
+    (bounds.torn_lower, bounds.torn_inputs),
+    (bounds.pulled_lower, bounds.pulled_inputs),
+]
+
+
+@pytest.mark.parametrize(("lower", "inputs"), PAIRS, ids=lambda f: f.__name__)
+def test_constructions_reach_what_they_say(truth, lower, inputs):
+    generator = torch.Generator().manual_seed(11)
+    closest = 0.0
+    for trial in range(40):
+        d, n, radius = 2 + trial % 3, 3 + trial, 0.3 + 0.05 * trial
+        M = torch.randn(d, d, generator=generator, dtype=F64)
+        A = (M, M + M.mT, M - M.mT, M @ M.mT, torch.outer(M[0], M[1]))[trial % 5]
+        V = torch.randn(1 + trial % 3, d, generator=generator, dtype=F64)
+        X = inputs(A, n, radius, V=V)
+        assert X.shape == (n, d) and X.norm(dim=-1).max() <= radius * (1 + 1e-12)
+        ratio = lower(A=A, V=V, n=n, radius=radius) / truth.of_head(A, V, X[None]).item()
+        assert ratio <= 1 + 1e-9
+        closest = max(closest, ratio)
+    assert closest > 0.9
+
+
+def test_copies_of_measures_are_the_limit_of_many_tokens():
+    for lower, _ in PAIRS:
+        A = torch.tensor([[-2.0, 1.0], [0.3, -1.0]], dtype=F64)
+        head = {"A": A, "V": torch.tensor([[0.2, 1.0]], dtype=F64), "radius": 1.0}
+        assert lower(n=10**9, **head) == pytest.approx(lower(**head), rel=1e-3)
+
+
+def test_a_V_that_sees_no_difference_loses_no_power_of_a():
+    """A = diag(−a, −a/2), V = e₂ᵀ: copies reach e^a only, torn queries √a e^a, the pulled mean a e^a."""
+    V = torch.tensor([[0.0, 1.0]], dtype=F64)
+    for a in (16.0, 64.0, 1024.0):
+        head = {"A": -a * torch.diag(torch.tensor([1.0, 0.5], dtype=F64)), "V": V, "radius": 1.0}
+        logs = [lower(log=True, **head) - a for lower, _ in PAIRS]
+        assert logs[0] < 0 and logs[1] < math.log(math.sqrt(a))
+        assert logs[2] == pytest.approx(math.log(0.124 * a), abs=0.01)
+
+
+def test_best_lower_takes_the_best_and_stays_below_the_upper_bound():
+    generator = torch.Generator().manual_seed(12)
+    for trial in range(20):
+        A = torch.randn(3, 3, generator=generator, dtype=F64)
+        V = torch.randn(2, 3, generator=generator, dtype=F64)
+        for n in (None, 1, 2, 3, 50, 10**9, 10**40):
+            head = {"A": A, "V": V, "radius": 0.2 + trial / 4, "n": n, "log": True}
+            best = bounds.best_lower(**head)
+            assert best >= max(lower(**head) for lower, _ in PAIRS)
+            assert best >= math.log(torch.linalg.matrix_norm(V, 2).item()) - 1e-12
+            assert best <= bounds.best_upper(**head) + 1e-9
+
+
+@pytest.mark.parametrize("radius", [0.0, 1e-200, 1e3, 1e200])
+@pytest.mark.parametrize("n", [None, 1, 2, 3, 10**12])
+def test_constructions_of_extreme_sizes_are_numbers(n, radius):
+    for A in (-EYE, 0 * EYE, EYE, -EYE[:1, :1]):
+        V = torch.eye(len(A), dtype=F64)
+        for lower in (*(lower for lower, _ in PAIRS), bounds.best_lower):
+            for log in (True, False):
+                assert not math.isnan(lower(A=A, V=V, radius=radius, n=n, log=log))

@@ -15,8 +15,9 @@ from lipcore.bounds import (
     normalise,
     normalised_reach,
     normalised_upper,
-    unified_upper,
+    score_gap_upper,
 )
+from lipcore.bounds._columns import log_column_sum
 
 F64 = torch.float64
 
@@ -116,9 +117,8 @@ def test_bound_of_a_round_ellipsoid_is_that_of_its_ball(n, causal):
         Normalisation("rms", torch.ones(5), torch.zeros(5), 0.0),
     )
     a, size = 5 * torch.linalg.matrix_norm(A, 2).item(), torch.linalg.matrix_norm(V, 2).item()
-    expected = unified_upper(n=n, radius=math.sqrt(5), norm_a=a / 5, norm_v=size)
-    if causal:
-        expected = size * ((1 + a) * math.sqrt(n) + a)
+    column = n if causal else math.exp(log_column_sum(n, math.log(a), 5 * score_gap_upper(A)))
+    expected = size * ((1 + a) * math.sqrt(column) + a)
     found = normalised_upper(Attention.from_matrices(A, V, causal=causal), unit, n=n)
     assert found == pytest.approx(expected, rel=1e-10)
 
@@ -134,7 +134,8 @@ def test_bound_by_the_letter(kind):
     x = math.sqrt(d) * z / z.norm(dim=-1, keepdim=True) @ G + b
     query = x @ A.T + c
     alpha = math.sqrt(d) * (query @ G @ Pi).norm(dim=-1).max().item()
-    S = n * math.exp(2 * alpha) / (n + math.exp(2 * alpha) - 1)
+    leads = query @ x[::100].T - (query * x).sum(-1, keepdim=True)  # of the keys over one's own
+    S = math.exp(log_column_sum(n, math.log(alpha), leads.max().item()))
     own, spread, value = (
         torch.linalg.matrix_norm(M, 2).item() for M in (Pi @ G @ A, V @ G @ Pi, V)
     )

@@ -191,6 +191,9 @@ def test_statements_are_not_stretched(name):
     weights = {role: _draw(index, 1, 2, 3) for index, role in enumerate(("query", "key", "value"))}
     biased = Attention(**weights, query_bias=_draw(3, 1, 2))
     turned = Attention(**weights, rotary=torch.ones(1, dtype=torch.float64))
-    for f, reason in ((biased, "query_bias"), (turned, "rotary")):
+    told = Attention(**weights, bias=torch.zeros(3, 3, dtype=torch.float64))
+    sunk = Attention(**weights, sinks=torch.zeros(1, dtype=torch.float64))
+    refused = ((biased, "query_bias"), (turned, "rotary"), (told, "bias"), (sunk, "sinks"))
+    for f, reason in refused:
         with pytest.raises(ValueError, match=f"expected {reason}=None"):
             getattr(bounds, name)(f, _draw(4, 2, 3))

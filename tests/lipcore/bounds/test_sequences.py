@@ -83,22 +83,22 @@ def test_two_clusters_are_what_they_say(truth, gamma):
 
 @pytest.mark.parametrize("a", [0.5, 1.0, 2.0, 3.0, 5.0, 8.0])
 def test_unified_bounds_are_sharp(truth, a):
-    """Two clusters for A = −I reach half of the unified bound at the best n, and more of the sharp one."""
+    """Two clusters for A = −I reach two thirds of both bounds at the best n."""
     lengths = np.unique(np.geomspace(2, 10.0 ** (1 + 2 * a / math.log(10)), 80).astype(int))
     radius = math.sqrt(a)
     reached = [truth.two_clusters(n, -radius, radius, -1.0) for n in lengths.tolist()]
     sizes = {"radius": radius, "norm_a": 1.0, "norm_v": 1.0}
-    for bound, factor in ((unified_upper, 2), (unified_upper_sharp, 1.5)):
+    for bound in (unified_upper, unified_upper_sharp):
         ratios = [bound(n=n, **sizes) / s for n, s in zip(lengths.tolist(), reached, strict=True)]
-        assert 1 / ROUNDING <= min(ratios) < factor
+        assert 1 / ROUNDING <= min(ratios) < 1.5
 
 
 def test_unified_bound_where_the_book_quotes_it(truth):
-    """a = 3: 48.06 is reached by two Diracs, and 1.47 is the ratio at n = 1000."""
+    """a = 3: 48.06 is reached by two Diracs, and 1.18 is the ratio at n = 1000."""
     radius = math.sqrt(3)
     values = [truth.two_clusters(n, -radius, radius, -1.0) for n in (1000, 1210, 100_000)]
     unified = unified_upper(n=1000, radius=radius, norm_a=1.0, norm_v=1.0)
-    assert unified / values[0] == pytest.approx(1.47, abs=0.01)
+    assert unified / values[0] == pytest.approx(1.179, abs=0.001)
     assert max(values) <= 48.07
 
 
@@ -129,9 +129,15 @@ def test_torn_bounds_meet_at_large_radius():
         assert 1 <= bound(n=n, radius=1.0, norm_a=a, norm_v=1.0) / lower < 1.03
 
 
-def test_rate_bound_is_the_least_of_both():
-    for a, n in ((0.3, 5), (50.0, 10**40), (300.0, 10)):
-        size = {"radius": math.sqrt(a), "norm_v": 2.0, "log": True}
-        A = torch.eye(1, dtype=F64)
-        parts = [unified_upper(n=n, norm_a=1.0, **size), bounds.mean_field_upper_rate(A=A, **size)]
-        assert unified_upper_rate(n=n, A=A, **size) == pytest.approx(min(parts), rel=1e-12)
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_rate_bound_by_hand(sign):
+    """A = ±I has the gap 2 or 1/4; for −I the bound is the unified one."""
+    for a, n in ((0.3, 5), (0.01, 2), (5.0, 40), (20.0, 10**12), (3.0, 1)):
+        size = {"radius": math.sqrt(a), "norm_v": 2.0}
+        kappa = math.exp(2 * a)
+        voice = math.exp(a / 4 if sign > 0 else 2 * a)
+        S = min(voice, kappa / (n + kappa - 1) + (n - 1) * voice / (n - 1 + voice))
+        found = unified_upper_rate(n=n, A=sign * EYE, **size)
+        assert found == pytest.approx(2 * (math.sqrt((1 + a * a) * S) + a), rel=1e-10)
+        if sign < 0:
+            assert found == pytest.approx(unified_upper(n=n, norm_a=1.0, **size), rel=1e-10)

@@ -241,9 +241,10 @@ def test_every_bound_is_attacked(short_run):
     attacked = {row["bound"].split(" ")[0] for row in short_run[1]}
     exempt = {
         "CausalAverage", "LargeRadius", "Normalisation", "NormalisedReach", "PreNormJacobian",
-        "causal_average_norm", "eigen_gamma", "large_radius", "large_radius_error",
+        "causal_average_norm", "copies_inputs", "eigen_gamma", "large_radius", "large_radius_error",
         "largest_affine_norm", "layer_norm_radius", "local_terms", "nonnegative_norm_upper",
-        "norm_constants", "normalise", "normalised_reach", "normalised_upper", "row_moment",
+        "norm_constants", "normalise", "normalised_reach", "normalised_upper", "pulled_inputs",
+        "row_moment",
         "score_gap", "score_gap_upper", "score_reach", "torn_inputs", "torn_peak", "two_dirac_peak",
     }  # fmt: skip
     assert set(bounds.__all__) - exempt == attacked

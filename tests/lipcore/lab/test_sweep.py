@@ -20,7 +20,7 @@ import torch
 from lipcore import models
 from lipcore.lab import sweep as sweeps
 from lipcore.lab.sweep import Cell, export, grid, measure, read_plan, sweep
-from lipcore.models.measure import measure as measure_layer
+from lipcore.models.measure import measure_layer
 from lipcore.models.texts import load_text, sequences
 
 CELLS = grid(models=["minilm"], layers=[0, 3], lengths=[4, 8], count=3)

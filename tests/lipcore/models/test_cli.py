@@ -93,7 +93,7 @@ def test_json_says_what_the_library_finds(measure, tokens):
     report = json.loads(out)
     model, X = tokens
     generator = torch.Generator().manual_seed(4)
-    expected = measuring.measure(model.attention(1), X, generator=generator)
+    expected = measuring.measure_layer(model.attention(1), X, generator=generator)
     assert code == 0 and err == ""
     for row, values in zip(report["results"], expected, strict=True):
         ratios = row.pop("ratios")
@@ -265,7 +265,7 @@ def test_folder_without_a_checkpoint(measure, tmp_path):
     [
         ("", "required"),
         ("mesure", "invalid choice: 'mesure'"),
-        ("measure", "required: --layer"),
+        ("measure --model no-such-model", "name: expected one of minilm"),
         ("fetch", "required: NAME"),
         ("fetch no-such-model", "name: expected one of minilm"),
         ("fetch bert-random", "nothing to fetch"),
@@ -325,7 +325,7 @@ def test_help_is_fast():
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     done = process("--help", options=("-X", "importtime"))
     seconds = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
-    assert done.returncode == 0 and b"measure one attention layer" in done.stdout
+    assert done.returncode == 0 and b"measure attention layers" in done.stdout
     assert b"lipcore.models.cli" in done.stderr and seconds < 1
     assert not re.search(rb"\b(torch|numpy|transformers|pandas)\b", done.stderr)
 

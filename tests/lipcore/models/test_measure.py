@@ -8,7 +8,7 @@ import torch
 from lipcore import Attention, local_lipschitz
 from lipcore.bounds import best_upper, layer_upper, local_upper
 from lipcore.models import measure as measuring
-from lipcore.models.measure import BOUNDS, measure, versions
+from lipcore.models.measure import BOUNDS, measure_layer, versions
 
 NUMBERS = {"sigma", "lower", "upper", "probability", "residual", "iterations", "converged"}
 OF_TOKENS = {"sequence", "released", "radius_rms", "radius_max"}
@@ -27,7 +27,7 @@ def X(attention, randn):
 
 @pytest.fixture
 def rows(attention, X):
-    return measure(attention, X)
+    return measure_layer(attention, X)
 
 
 def column(rows, name):
@@ -85,29 +85,31 @@ def test_bounds(attention, X, rows):
 
 
 def test_bounds_that_were_not_asked_for(attention, X, rows):
-    for row, whole in zip(measure(attention, X, bounds=["general"]), rows, strict=True):
+    for row, whole in zip(measure_layer(attention, X, bounds=["general"]), rows, strict=True):
         assert list(row) == list(whole)
         missing = {name for name, value in row.items() if math.isnan(value)}
         assert missing == {"local", "best", "log_best"} and row["general"] == whole["general"]
 
 
 def test_certificate_that_always_holds(attention, X):
-    for row in measure(attention, X, certificate="always", bounds=["local"]):
+    for row in measure_layer(attention, X, certificate="always", bounds=["local"]):
         assert row["probability"] == 1 and row["upper"] == pytest.approx(row["local"])
-    (row,) = measure(attention, X[:1], certificate="always", bounds=[])
+    (row,) = measure_layer(attention, X[:1], certificate="always", bounds=[])
     assert row["upper"] > 1.01 * row["sigma"] and math.isnan(row["local"])
 
 
 def test_tolerance(attention, X):
-    loose = measure(attention, X, tol=0.1, bounds=[])
-    tight = measure(attention, X, tol=1e-12, bounds=[])
+    loose = measure_layer(attention, X, tol=0.1, bounds=[])
+    tight = measure_layer(attention, X, tol=1e-12, bounds=[])
     for one, two in zip(loose, tight, strict=True):
         assert one["iterations"] < two["iterations"]
         assert one["sigma"] <= two["sigma"] * (1 + 1e-12) and two["upper"] / two["lower"] < 1 + 1e-5
 
 
 def test_start(attention, X, rows):
-    for one, other in zip(rows, measure(attention, X, generator=torch.Generator()), strict=True):
+    for one, other in zip(
+        rows, measure_layer(attention, X, generator=torch.Generator()), strict=True
+    ):
         assert one["sigma"] != other["sigma"]
         assert one["sigma"] == pytest.approx(other["sigma"], rel=1e-3)
 
@@ -115,7 +117,7 @@ def test_start(attention, X, rows):
 def test_bounds_past_the_range_of_numbers(attention, X, monkeypatch):
     monkeypatch.setattr(measuring, "best_upper", lambda log, **options: 709.0 if log else None)
     monkeypatch.setattr(measuring, "layer_upper", lambda *args, log, **options: 1e4)
-    for row in measure(attention, X):
+    for row in measure_layer(attention, X):
         assert row["best"] == pytest.approx(math.exp(709)) and row["log_best"] == 709
         assert row["general"] == math.inf and row["log_general"] == 1e4
 
@@ -135,7 +137,7 @@ def test_bounds_past_the_range_of_numbers(attention, X, monkeypatch):
 def test_bad_input(options, error, message):
     attention = Attention.from_matrices(torch.eye(4), torch.eye(4))
     with pytest.raises(error, match=message):
-        measure(**{"attention": attention, "X": torch.ones(1, 3, 4)} | options)
+        measure_layer(**{"attention": attention, "X": torch.ones(1, 3, 4)} | options)
 
 
 def test_versions_are_those_of_the_packages():

@@ -22,6 +22,9 @@ import torch
 
 transformers = pytest.importorskip("transformers", reason="needs lipcore[models]")
 
+from tiny_models import LLAMA3, ROPE  # noqa: E402
+
+from lipcore import models  # noqa: E402
 from lipcore.models import available, cache_dir, fetch, language_model, load, provenance, sources  # noqa: E402
 from lipcore.models.layers import split_heads  # noqa: E402
 
@@ -56,6 +59,17 @@ def tiny_config(kind):
             **gpt2, scale_attn_by_inverse_layer_idx=True
         ),
         "llama": lambda: transformers.LlamaConfig(**llama, rope_parameters=rope),
+        "llama-linear": lambda: transformers.LlamaConfig(
+            **llama, rope_parameters={"rope_type": "linear", "rope_theta": 50.0, "factor": 4.0}
+        ),
+        "llama3": lambda: transformers.LlamaConfig(**llama, rope_parameters=LLAMA3),
+        "llama-yarn": lambda: transformers.LlamaConfig(
+            **llama, rope_parameters=ROPE | {"rope_type": "yarn"}
+        ),
+        "llama-both-ways": lambda: transformers.LlamaConfig(
+            **llama, rope_parameters=rope, is_causal=False
+        ),
+        "gpt2-both-ways": lambda: transformers.GPT2Config(**gpt2, is_causal=False),
         "llama-bias": lambda: transformers.LlamaConfig(**llama, attention_bias=True),
     }[kind]()
 
@@ -71,8 +85,9 @@ def save_tiny(folder, kind, seed=0):
     return folder
 
 
-TINY = ("bert", "bert-decoder", "gpt2", "gpt2-scaled", "llama", "llama-bias")
-CAUSAL = TINY[1:]
+CAUSAL = ("bert-decoder", "gpt2", "gpt2-scaled", "llama", "llama-bias", "llama-linear", "llama3",
+          "llama-yarn")  # fmt: skip
+TINY = ("bert", "llama-both-ways", "gpt2-both-ways", *CAUSAL)
 
 
 @pytest.fixture(scope="module")
@@ -473,12 +488,17 @@ class TestBadInput:
         with pytest.raises(ValueError, match=r"config\.json"):
             load(tmp_path)
 
-    @pytest.mark.parametrize("content", ('{"model_type": "t5"}', "{}"))
-    def test_unsupported_architecture(self, tmp_path, content):
+    @pytest.mark.parametrize("content", ('{"model_type": "nothing"}', "{}"))
+    def test_unknown_architecture(self, tmp_path, content):
         (tmp_path / "config.json").write_text(content)
         with pytest.raises(
-            ValueError, match="expected a checkpoint of type bert, gpt2, llama, got"
+            ValueError, match=r"name: expected a model_type that transformers .* knows"
         ):
+            load(tmp_path)
+
+    def test_folder_without_weights(self, tmp_path):
+        (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+        with pytest.raises(ValueError, match=r"name: the weights in .* cannot be read: "):
             load(tmp_path)
 
     @pytest.mark.parametrize("content", ("not json", "[]"))
@@ -487,11 +507,26 @@ class TestBadInput:
         with pytest.raises(ValueError, match="expected a JSON object"):
             load(tmp_path)
 
-    def test_rope_scaling(self, tmp_path, checkpoints):
+    def test_rope_that_depends_on_the_length_is_not_read(self, tmp_path, checkpoints):
         config = json.loads((checkpoints["llama"] / "config.json").read_text())
-        config["rope_parameters"] = {"rope_type": "linear", "factor": 2.0, "rope_theta": 50.0}
+        config["rope_parameters"] = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 50.0}
+        shutil.copy(checkpoints["llama"] / "model.safetensors", tmp_path)
         (tmp_path / "config.json").write_text(json.dumps(config))
-        with pytest.raises(ValueError, match="rope_parameters: expected rope_type 'default'"):
+        assert not isinstance(load(tmp_path), models.LanguageModel)
+
+    @pytest.mark.parametrize("relabelled", ({"model_type": "llama"}, {"num_hidden_layers": 1}))
+    def test_weights_that_the_model_has_no_place_for(self, tmp_path, relabelled):
+        """A Qwen3 called a Llama would lose its normalised queries and keys, or a layer."""
+        config = transformers.Qwen3Config(
+            vocab_size=50, hidden_size=8, intermediate_size=8, num_hidden_layers=2,
+            num_attention_heads=2, num_key_value_heads=1, head_dim=4, max_position_embeddings=16,
+        )  # fmt: skip
+        transformers.Qwen3Model(config).save_pretrained(tmp_path)
+        assert load(tmp_path).architecture == "Qwen3"
+        changed = json.loads((tmp_path / "config.json").read_text()) | relabelled
+        changed["layer_types"] = changed["layer_types"][: changed["num_hidden_layers"]]
+        (tmp_path / "config.json").write_text(json.dumps(changed))
+        with pytest.raises(ValueError, match=r"no weights but those of .*, got layers\."):
             load(tmp_path)
 
     def test_missing_weights(self, tmp_path, checkpoints):

@@ -1,0 +1,68 @@
+"""Which heads, and which of the Jacobian's three terms, make σ as large as it is."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+#: Rows of attention weights that are differentiated at a time.
+ROWS = 256
+
+
+def head_and_term_shares(layer, X: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    r"""What each head and each term of the Jacobian adds to :math:`\langle u, D_Xf[v]\rangle`.
+
+    The Jacobian is a sum over heads and over the three terms of :prf:ref:`thm-jacobian`: the
+    derivative with respect to the values (mixing), to the queries (own query) and to the keys
+    (others' keys). With the top singular pair the numbers sum to σ.
+
+    Parameters
+    ----------
+    layer : Attention
+    X : Tensor, shape (…, n, d)
+    left, right : Tensor, shapes (…, n, output_dim) and (…, n, d)
+        u and v.
+
+    Returns
+    -------
+    Tensor, shape (…, heads, 3)
+        Mixing, own query, others' keys; some may be negative.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from lipcore import Attention
+    >>> f = Attention.from_matrices(torch.zeros(2, 2), torch.eye(2))  # no scores: mixing alone
+    >>> u = torch.full((2, 2), 0.5)
+    >>> head_and_term_shares(f, torch.eye(2), u, u).tolist()
+    [[1.0, 0.0, 0.0]]
+    """
+    X = X.detach()
+    with torch.no_grad():
+        projected, tangents = torch.func.jvp(
+            lambda Y: layer.project(Y, value_bias=layer.sinks is not None), (X,), (right.detach(),)
+        )
+        response = left.detach() if layer.output is None else left.detach() @ layer.output
+        response = response.unflatten(-1, (layer.heads, -1)).transpose(-3, -2)
+        total = 0
+        for start in range(0, X.shape[-2], ROWS):
+            rows = slice(start, min(start + ROWS, X.shape[-2]))
+            terms = [_change(layer, projected, tangents, moved, rows) for moved in (2, 0, 1)]
+            changes = torch.stack(terms, dim=-1)  # (…, heads, rows, p, 3)
+            total = total + (changes * response[..., rows, :, None]).sum((-3, -2))
+    return total
+
+
+def _change(layer, projected, tangents, moved: int, rows: slice) -> Tensor:
+    """Change of the heads' outputs (…, heads, rows, p) if queries, keys or values alone move."""
+
+    def outputs(part: Tensor) -> Tensor:
+        parts = list(projected)
+        parts[moved] = part
+        queries, keys, values = parts
+        if moved != 2 and layer.sinks is None:
+            # rows of a change of weights sum to zero: values may be taken relative to their mean
+            values = values - values.mean(-2, keepdim=True)
+        return layer.row_weights(queries, keys, rows) @ values
+
+    return torch.func.jvp(outputs, (projected[moved],), (tangents[moved],))[1]

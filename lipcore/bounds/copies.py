@@ -1,0 +1,379 @@
+r"""Lower bounds with copies: how steep the constructions of chapter 6 are for any number of tokens.
+
+Three families of inputs, each with the best numbers of copies: a crowd that looks at one token
+(``copies``), one that is torn between two (``torn``), and one that looks at a token while others
+pull its mean aside (``pulled``). Equal tokens count as one with a mass, so that n may be any
+number, or left out for measures. :func:`best_lower` is the best of all.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from lipcore._checks import check_count, check_head, check_number
+from lipcore.bounds._logarithms import exp, finish, log_
+from lipcore.bounds.gap import score_gap
+
+#: Places on the way from the crowd to the distinguished token that are tried.
+_SHARES = 64
+#: Longer inputs only repeat their tokens.
+_MOST = 10**300
+
+
+#: Tokens over R, the crowd first; log of what they reach; how often each comes.
+_Found = tuple[Tensor, float, Tensor]
+
+
+def best_lower(
+    *, A: Tensor, V: Tensor, radius: float, n: int | None = None, log: bool = False
+) -> float:
+    r"""The largest constant that the constructions reach: the counterpart of :func:`best_upper`.
+
+    The maximum of ‖V‖, of :func:`copies_lower`, :func:`torn_lower` and :func:`pulled_lower`. Its
+    quotient by :func:`best_upper` is bounded away from zero: for measures whatever A, V, R and d
+    are, and for V = I in dimension two or more whatever n ≥ 3 is (:prf:ref:`thm-every-rate`).
+
+    Parameters
+    ----------
+    A, V : Tensor, shapes (d, d) and (p, d)
+    radius : float
+    n : int, optional
+        Number of tokens; left out, any number: a lower bound of the mean-field constant.
+    log : bool
+        Whether to return the logarithm of the bound.
+
+    Returns
+    -------
+    float
+
+    Raises
+    ------
+    ValueError, TypeError
+        If A and V do not fit, n is not a whole number of at least one, or the radius is negative or
+        not finite.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from lipcore.bounds import best_upper
+    >>> head = {"A": -3 * torch.eye(2), "V": torch.eye(2), "radius": 1.0}
+    >>> round(best_upper(**head) / best_lower(**head), 2)
+    1.06
+    """
+    size = {"A": A, "V": V, "radius": radius, "n": n, "log": True}
+    norm_v = torch.linalg.matrix_norm(check_head(A, V)[1].double(), 2).item()
+    found = [form(**size) for form in (copies_lower, torn_lower, pulled_lower)]
+    return finish(max(log_(norm_v), *found), log)
+
+
+def copies_lower(
+    *, A: Tensor, V: Tensor, radius: float, n: int | None = None, log: bool = False
+) -> float:
+    r"""A crowd that looks at m copies of one token (:prf:ref:`thm-lower-copies`).
+
+    With :math:`x_2 = Ru` at the score gap, x_1 a share τ of the way to :math:`R\,Au/\|Au\|`, and
+    :math:`\rho = m/(n-m)`,
+
+    .. math:: \mathrm{Lip}(f|B_R^n) \ge \frac{W}{\sqrt\rho}\,
+        \big\| V\big(I + (1-W)(x_1-x_2)(Ax_2)^\top\big) \big\|_2, \qquad
+        W = \frac{\rho}{\rho + e^{-\tau g^*}},
+
+    for the τ and m of a grid that give most; for every ρ > 0 where ``n`` is left out (measures).
+    Zero for one token, and where A is zero.
+
+    Examples
+    --------
+    >>> import torch
+    >>> head = {"A": torch.eye(1), "V": torch.eye(1), "radius": 8.0}
+    >>> round(copies_lower(**head) / copies_lower(n=10**4, **head))  # e^{g*/2} = e^8 against 100
+    58
+    """
+    best = _copied(A, V, n, radius)
+    return finish(-math.inf if best is None else best[1], log)
+
+
+def copies_inputs(A: Tensor, n: int, radius: float, *, V: Tensor | None = None) -> Tensor:
+    """Copies of one token, then those that look at it (:prf:ref:`thm-lower-copies`): shape (n, d).
+
+    V is the identity if left out. ValueError or TypeError if n < 2, A is zero, the radius is
+    negative or not finite, or A and V do not fit.
+
+    Examples
+    --------
+    >>> import torch
+    >>> eye = torch.eye(1, dtype=torch.float64)
+    >>> copies_inputs(-eye, n=400, radius=1.0).sign().sum().item()  # 24 against 376
+    352.0
+    """
+    n = check_count("n", n, minimum=2)
+    return _repeated(_copied(A, _identity_or(V, A), n, radius), A, radius)
+
+
+def torn_lower(
+    *, A: Tensor, V: Tensor, radius: float, n: int | None = None, log: bool = False
+) -> float:
+    r"""Balanced queries: of order a√n for V = I and log n ≤ a/10 (:prf:ref:`thm-torn`).
+
+    .. math:: \mathrm{Lip}(f|B_R^n) \ge \sqrt{2q}\; p\, t\beta R^2 \|Av\|\, \|Ve\|, \qquad
+        p = \frac{1}{2+q\,e^{-tR^2(\alpha\|Av\| - t\,v\cdot Av)}},
+        \quad q = \frac{n-2m}{m},\quad \alpha^2+\beta^2=1,\; e\perp Av,
+
+    with the v among A's right singular vectors and the score gap's u, the α, t ∈ (0, 1] and the
+    number m of copies that give most; for every q > 0 where ``n`` is left out (measures). Zero
+    where d = 1 or n ≤ 2: there is no such input.
+    A : Tensor, shape (d, d). V : Tensor, shape (p, d).
+
+    Examples
+    --------
+    >>> import torch
+    >>> eye = torch.eye(2, dtype=torch.float64)
+    >>> round(torn_lower(n=18, radius=10.0, A=-eye, V=eye), 2)  # a√(n − 2)/√2
+    282.84
+    """
+    best = _balanced(A, V, n, radius)
+    return finish(-math.inf if best is None else best[1], log)
+
+
+def torn_inputs(A: Tensor, n: int, radius: float, *, V: Tensor | None = None) -> Tensor:
+    """Two tokens far apart, with copies, then queries balanced between them (:prf:ref:`thm-torn`).
+
+    Parameters
+    ----------
+    A : Tensor, shape (d, d)
+        With d ≥ 2.
+    n : int
+        At least 3.
+    radius : float
+    V : Tensor, shape (p, d), optional
+        The identity if left out.
+
+    Returns
+    -------
+    Tensor, shape (n, d)
+
+    Raises
+    ------
+    ValueError, TypeError
+        If d < 2, n < 3, A is zero, the radius is negative or not finite, or A and V do not fit.
+
+    Examples
+    --------
+    >>> import torch
+    >>> torn_inputs(-torch.eye(2, dtype=torch.float64), n=5, radius=2.0).shape
+    torch.Size([5, 2])
+    """
+    n = check_count("n", n, minimum=3)
+    return _repeated(_balanced(A, _identity_or(V, A), n, radius), A, radius)
+
+
+def pulled_lower(
+    *, A: Tensor, V: Tensor, radius: float, n: int | None = None, log: bool = False
+) -> float:
+    r"""A crowd that looks at one token while others pull its mean (:prf:ref:`thm-lower-pulled`).
+
+    With the score gap's u, :math:`b = Au/\|Au\|` and :math:`e \perp b`, let the crowd be at
+    :math:`x_0 = Ru`, rare tokens at :math:`x_1 = Rb` and others at
+    :math:`z = R(b\cos\varphi + e\sin\varphi)`, in the proportions of 1, :math:`W_1e^{-g^*}` and
+    :math:`W_2e^{-(Ax_0)\cdot(z-x_0)}`. Then, with :math:`D = 1 + W_1 + W_2`,
+
+    .. math:: \mathrm{Lip} \ge e^{g^*/2}\, \frac{\sqrt{W_1}}{D}\,
+        \Big\| V\Big(b + \|Ax_0\|\, \frac{(x_1 - x_0) + W_2(x_1 - z)}{D}\Big) \Big\|
+
+    for the φ, W_1 and W_2 of a grid that give most. It is of order :math:`a\,e^{g^*/2}` also for a
+    V that does not see :math:`x_1 - x_0`. For n tokens the numbers of copies are rounded. Zero
+    where d = 1, n ≤ 2 or A is zero.
+
+    Examples
+    --------
+    >>> import torch
+    >>> A = torch.diag(torch.tensor([-99.0, -50.0]))
+    >>> head = {"A": A, "V": torch.tensor([[0.0, 1.0]]), "radius": 1.0}
+    >>> pulled_lower(**head) > 2 * max(copies_lower(**head), torn_lower(**head))
+    True
+    """
+    best = _pulled(A, V, n, radius)
+    return finish(-math.inf if best is None else best[1], log)
+
+
+def pulled_inputs(A: Tensor, n: int, radius: float, *, V: Tensor | None = None) -> Tensor:
+    """Rare tokens, those that pull, and the crowd (:prf:ref:`thm-lower-pulled`): shape (n, d).
+
+    V is the identity if left out. ValueError or TypeError if d < 2, n < 3, A is zero, the radius is
+    negative or not finite, or A and V do not fit.
+
+    Examples
+    --------
+    >>> import torch
+    >>> pulled_inputs(-3 * torch.eye(2, dtype=torch.float64), n=500, radius=1.0).shape
+    torch.Size([500, 2])
+    """
+    n = check_count("n", n, minimum=3)
+    return _repeated(_pulled(A, _identity_or(V, A), n, radius), A, radius)
+
+
+def _log_square(A: Tensor, radius: float) -> float:
+    """log R², or less where a is past 10¹⁰⁰: a larger ball holds the inputs of a smaller one."""
+    return min(2 * math.log(radius), 230 - math.log(torch.linalg.matrix_norm(A, 2).item()))
+
+
+def _identity_or(V: Tensor | None, A: Tensor) -> Tensor:
+    return torch.eye(len(A), dtype=A.dtype, device=A.device) if V is None else V
+
+
+def _repeated(found: _Found | None, A: Tensor, radius: float) -> Tensor:
+    """The tokens, each as often as its count says; the crowd, which comes first there, last."""
+    if found is None:
+        shape = tuple(A.shape)
+        raise ValueError(f"A: expected a matrix other than zero, large enough, got {shape}")
+    tokens, _, counts = found
+    order = [*range(1, len(tokens)), 0]
+    return radius * tokens[order].repeat_interleave(counts[order], dim=0).to(A.dtype)
+
+
+def _counts(shares: Tensor, n: int | None) -> Tensor:
+    """Whole numbers of copies; for measures none."""
+    if n is None or n > 2**53:
+        return torch.zeros_like(shares, dtype=torch.long)
+    return (n * shares).round().long()
+
+
+def _checked(
+    A: Tensor, V: Tensor, n: int | None, radius: float
+) -> tuple[Tensor, Tensor, int | None, float]:
+    A, V = check_head(A, V)
+    n = None if n is None else check_count("n", n)
+    return A.double(), V.double(), n, check_number("radius", radius, minimum=0)
+
+
+def _copied(A: Tensor, V: Tensor, n: int | None, radius: float) -> tuple[Tensor, float, int] | None:
+    """(x_1/R, x_2/R) with the best τ and number of copies, log of what they reach, and copies."""
+    n = None if n is None else check_count("n", n)
+    A, V = (M.double() for M in check_head(A, V))
+    radius = check_number("radius", radius, minimum=0)
+    if n == 1 or radius == 0 or not bool(A.any()):
+        return None
+    gap, u = score_gap(A)
+    first = A @ u / (A @ u).norm()
+    log_square = _log_square(A, radius)
+    tau = torch.linspace(1 / _SHARES, 1, _SHARES, dtype=A.dtype, device=A.device)[:, None]
+    lead = tau * exp(math.log(gap) + log_square)
+    log_rho = _log_copy_ratios(n, lead, torch.linspace(-4, 4, 33, dtype=A.dtype, device=A.device))
+    weight = -torch.nn.functional.softplus(-lead - log_rho) - log_rho / 2  # log W/√ρ
+    slope = exp(log_square + math.log((A @ u).norm().item())) * tau * torch.sigmoid(-lead - log_rho)
+    along = torch.linalg.vector_norm(V @ first + slope[..., None] * (V @ (first - u)), dim=-1)
+    across = torch.linalg.matrix_norm(V - torch.outer(V @ first, first), 2)
+    value = (weight + torch.maximum(along, across).log()).nan_to_num(nan=-math.inf)
+    share, ratio = torch.unravel_index(value.argmax(), value.shape)
+    moved = V + slope[share, ratio] * torch.outer(V @ (first - u), first)
+    reached = weight[share, ratio].item() + log_(torch.linalg.matrix_norm(moved, 2).item())
+    rare = torch.sigmoid(log_rho[share, ratio])
+    shares = torch.stack([1 - rare, rare])
+    return torch.stack([u, u + tau[share] * (first - u)]), reached, _counts(shares, n)
+
+
+def _log_copy_ratios(n: int | None, lead: Tensor, offsets: Tensor) -> Tensor:
+    """log m/(n−m) for numbers m of copies near those for which W is one half; all, for measures."""
+    log_rho = offsets - lead
+    if n is None:
+        return log_rho
+    n = float(min(n, _MOST))
+    copies = (n * torch.sigmoid(log_rho)).round().clamp(1, max(n // 2, 1))
+    return copies.log() - (n - copies).log()
+
+
+def _balanced(A: Tensor, V: Tensor, n: int | None, radius: float) -> _Found | None:
+    """The best v, α, t of a grid; None where there is no balanced query."""
+    A, V, n, radius = _checked(A, V, n, radius)
+    _, sizes, right = torch.linalg.svd(A)
+    if len(A) < 2 or (n is not None and n < 3) or sizes[0] == 0 or radius == 0:
+        return None
+    crowd = torch.cat([right[sizes > 1e-9 * sizes[0]], score_gap(A)[1][None]])
+    image = crowd @ A.mT
+    sizes = image.norm(dim=-1)
+    lead = image / sizes[:, None]
+    across, reached = _across(V, lead)
+    own = (crowd * lead).sum(-1)  # v·Av / ‖Av‖
+    angle = torch.linspace(0.01, math.pi / 2, 150, dtype=sizes.dtype, device=A.device)
+    angle = angle[:, None, None]
+    t = torch.linspace(0.01, 1, 100, dtype=sizes.dtype, device=A.device)[:, None]
+    log_size = sizes.log() + (2 * math.log(radius) if n else _log_square(A, radius))
+    leads = t * (angle.cos() - t * own) * log_size.exp()  # of the pair's scores over a query's own
+    log_q, copies = _log_crowds(n, leads)
+    log_p = -torch.logaddexp(torch.full_like(leads, math.log(2)), log_q - leads)
+    value = log_p + (math.log(2) + log_q) / 2 + (t * angle.sin()).log() + log_size + reached.log()
+    first, second, k = torch.unravel_index(value.argmax(), value.shape)
+    along = angle[first].cos() * lead[k]
+    aside = angle[first].sin() * across[k]
+    tokens = torch.stack([t[second] * crowd[k], (along + aside)[0], (along - aside)[0]])
+    each = copies[first, second, k]
+    shares = each / float(min(n or 1, _MOST))
+    counts = _counts(torch.stack([1 - 2 * shares, shares, shares]), n)
+    return tokens, value[first, second, k].item(), counts
+
+
+def _log_crowds(n: int | None, leads: Tensor) -> tuple[Tensor, Tensor]:
+    """log q and m: crowds of q tokens a copy, near the best q = 2e^lead, m copies of n tokens."""
+    log_q = math.log(2) + leads
+    if n is None:
+        return log_q, torch.zeros_like(leads)
+    n = float(min(n, _MOST))
+    copies = (n / (2 + log_q.exp())).round().clamp(1, max((n - 1) // 2, 1))
+    return (n - 2 * copies).log() - copies.log(), copies
+
+
+def _pulled(A: Tensor, V: Tensor, n: int | None, radius: float) -> _Found | None:
+    """The best of a grid; None where there is nothing to pull with."""
+    A, V, n, radius = _checked(A, V, n, radius)
+    if len(A) < 2 or (n is not None and n < 3) or radius == 0 or not bool(A.any()):
+        return None
+    gap, u = score_gap(A)
+    lead = A @ u / (A @ u).norm()
+    aside = _across(V, lead[None])[0][0]
+    log_square = _log_square(A, radius)
+    size = exp(math.log((A @ u).norm().item()) + log_square)  # |Ax_0|R
+    grid = {"dtype": A.dtype, "device": A.device}
+    log_w = torch.linspace(-5, 5, 21, **grid)
+    angle = torch.linspace(-math.pi, math.pi, 49, **grid)[1:-1, None, None]
+    leads = torch.stack(
+        torch.broadcast_tensors(
+            0 * angle,
+            0 * angle + exp(math.log(gap) + log_square),
+            size * (angle.cos() - u @ lead),
+        )
+    )  # of the crowd itself, of x_1 and of z, over the crowd
+    votes = torch.stack(torch.broadcast_tensors(0 * log_w, log_w[:, None], log_w))[:, None]
+    log_mass = votes - leads
+    if n is not None:
+        log_mass = _rounded(log_mass, n)
+    weight = torch.softmax(log_mass + leads, dim=0)
+    first = 1 + size * (weight[0] + weight[2] * (1 - angle.cos()))
+    second = -size * weight[2] * angle.sin()
+    parts = torch.stack(torch.broadcast_tensors(first, second, -size * weight[0]), dim=-1)
+    seen = V @ torch.stack([lead, aside, u], dim=-1)  # (p, 3)
+    moved = torch.linalg.vector_norm(parts @ seen.mT, dim=-1)
+    value = (log_mass[0] - log_mass[1]) / 2 + weight[1].log() + moved.log()
+    value = value.nan_to_num(nan=-math.inf)
+    i, j, k = torch.unravel_index(value.argmax(), value.shape)
+    pull = angle[i, 0, 0].cos() * lead + angle[i, 0, 0].sin() * aside
+    shares = torch.softmax(log_mass[:, i, j, k], dim=0)
+    return torch.stack([u, lead, pull]), value[i, j, k].item(), _counts(shares, n)
+
+
+def _rounded(log_mass: Tensor, n: int) -> Tensor:
+    """log of whole numbers of copies (3, …) near those shares of n, the first what is left."""
+    n = float(min(n, _MOST))
+    copies = (n * torch.softmax(log_mass, dim=0)).round().clamp(min=1)
+    copies[0] = n - copies[1] - copies[2]
+    return copies.clamp(min=0).log()  # −∞ where no crowd is left
+
+
+def _across(V: Tensor, lead: Tensor) -> tuple[Tensor, Tensor]:
+    """For each unit vector of ``lead`` the unit e ⊥ to it that V stretches most, and ‖Ve‖."""
+    restricted = V - (V @ lead[:, :, None]) * lead[:, None, :]
+    e = torch.linalg.svd(restricted).Vh[:, 0]
+    e = e - (e * lead).sum(-1, keepdim=True) * lead  # where V vanishes on the complement
+    e = e / e.norm(dim=-1, keepdim=True).clamp(min=1e-300)
+    return e, (e @ V.mT).norm(dim=-1)

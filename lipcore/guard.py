@@ -1,0 +1,366 @@
+r"""Refusing maps whose derivative, as automatic differentiation gives it, is not what they do.
+
+A map is asked three things at X, in a random direction: that its members are independent and that
+J and Jᵀ are transposes, from :math:`\langle G_b, (JH)_b\rangle = \langle (J^\top G)_b,
+H_b\rangle` for each member b of the batch, which fails where one member influences another; and
+that J[H] is a finite difference. Of many members two are asked, if the map gives the same without
+the others. It may change nothing, and draw no random numbers.
+
+The Jacobian of :class:`~lipcore.attention.Attention` is written out in closed form, is compared
+with dense derivatives in the package's tests, and needs no guard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from lipcore.autodiff import Derivative, undisturbed
+
+#: How far the two sides of the adjoint identity may differ, relative to their usual size: half of
+#: float32's digits, since softmax is often worked out in float32 whatever the dtype.
+ADJOINT_TOLERANCE = 1e-3
+#: How far J[H] may be from a finite difference, relative to it.
+DIFFERENCE_TOLERANCE = {torch.float32: 1e-2, torch.float64: 1e-3}
+#: The same for any map, however little its finite differences can be trusted.
+LARGEST_ERROR = 0.1
+#: Length of the first step, relative to each token, and of those that follow if it does not agree.
+FIRST_STEP = {torch.float32: 1e-3, torch.float64: 1e-6}
+STEPS = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 1e-6, 1e-7)
+#: From so many members on, the first and the last stand for all if their values are the same alone.
+MANY = 6
+#: Members that are moved at most, one after the other, to see whether others follow.
+MEMBERS_MOVED = 16
+_HIDING = {"detach", "detach_", "data", "numpy", "item", "tolist", "no_grad", "__float__"}
+_STEPPED = {"round", "floor", "ceil", "trunc", "sign", "argmax", "argsort", "topk", "bucketize"}
+_SEED = 0x5EED
+
+
+def refuse_training(fn: Callable) -> None:
+    """Raise ValueError if ``fn`` is a module in training mode, or a method of one.
+
+    Examples
+    --------
+    >>> refuse_training(nn.Dropout(0.5).eval())
+    """
+    module = fn if isinstance(fn, nn.Module) else getattr(fn, "__self__", None)
+    if isinstance(module, nn.Module) and any(part.training for part in module.modules()):
+        got = f"{type(module).__name__} in training mode: call .eval() first"
+        raise ValueError(f"fn: expected a module in evaluation mode, got {got}")
+
+
+@contextlib.contextmanager
+def unchanged(device: torch.device) -> Iterator[None]:
+    """Refuse code that changes the modules which it runs, or whose random numbers matter.
+
+    Buffers and training flags are put back, and so is the seed.
+
+    Raises
+    ------
+    ValueError
+        If a buffer (such as the running mean of batch normalisation) or a training flag has
+        changed, or the code has drawn random numbers or set the seed.
+
+    Examples
+    --------
+    >>> norm = nn.BatchNorm1d(2)
+    >>> with unchanged(torch.device("cpu")):
+    ...     y = norm(torch.tensor([[0.0, 1.0], [2.0, 3.0]]))
+    Traceback (most recent call last):
+    ...
+    ValueError: fn: expected a map that changes nothing, got BatchNorm1d in training mode that...
+    """
+    before = {}
+    thread = threading.get_ident()
+
+    def note(module: nn.Module, _) -> None:
+        if module not in before and threading.get_ident() == thread:
+            buffers = dict(module.named_buffers(recurse=False))
+            copies = {name: (buffer, buffer.clone()) for name, buffer in buffers.items()}
+            before[module] = (module.training, copies)
+
+    with undisturbed(device):
+        handle = nn.modules.module.register_module_forward_pre_hook(note)
+        chance = _set_seed(device, _SEED)
+        try:
+            yield
+        finally:
+            handle.remove()
+            changed = [what for item in before.items() for what in _put_back(*item)]
+        if changed:
+            cure = "call .eval(), or measure a map that has no such state"
+            raise ValueError(f"fn: expected a map that changes nothing, got {changed[0]}: {cure}")
+        if not all(map(torch.equal, chance, _chance(device))):
+            dropout = [m for m in before if m.training and "Dropout" in type(m).__name__]
+            by = f"{type(dropout[0]).__name__} in training mode" if dropout else "dropout, a seed"
+            raise ValueError(
+                "fn: expected a map without chance, got one that draws random numbers or sets the "
+                f"seed ({by}): call .eval(), or draw before the map"
+            )
+
+
+def check_derivative(f: Derivative, batch: int) -> None:
+    """Refuse a map whose derivative by autodiff is not the derivative of what it does.
+
+    Parameters
+    ----------
+    f : Derivative
+        Of a map from X, of shape (…, n, d), to an output that begins with the same batch.
+    batch : int
+        How many of the first dimensions of X are the batch.
+
+    Raises
+    ------
+    ValueError
+        If members of the batch influence one another, J and Jᵀ are not transposes, or a finite
+        difference is not J[H]. The message names the cause that is found.
+    NotImplementedError
+        If an operation has no derivative rule.
+
+    Examples
+    --------
+    >>> f = Derivative(lambda X: X - X.mean(0), torch.tensor([[[1.0]], [[2.0]]]))
+    >>> check_derivative(f, 1)
+    Traceback (most recent call last):
+    ...
+    ValueError: fn: expected members of the batch (2,) that do not influence one another...
+    """
+    few = _few_members(f, batch)
+    if few is not None and _symptom(few, batch) is None:
+        return
+    symptom = _symptom(f, batch)
+    if symptom is not None:
+        raise ValueError(_why(f, batch, symptom))
+
+
+def _few_members(f: Derivative, batch: int) -> Derivative | None:
+    """The map on the first and the last of many members, if it takes them, with equal values."""
+    size, dim = max(((size, dim) for dim, size in enumerate(f.X.shape[:batch])), default=(0, 0))
+    if size < MANY:
+        return None
+    ends = torch.tensor([0, size - 1], device=f.X.device)
+    try:
+        with unchanged(f.X.device):
+            few = Derivative(f.fn, f.X.index_select(dim, ends))
+        expected = f.value.index_select(dim, ends)
+        near = 1e-4 * float(expected.abs().max())
+        same = torch.allclose(few.value, expected, rtol=1e-4, atol=near)
+    except Exception:  # a map may be made for one number of members; then all of them are checked
+        return None
+    return few if same else None
+
+
+def _symptom(f: Derivative, batch: int) -> str | None:
+    """What is wrong with J and its transpose at X, if anything."""
+    generator = torch.Generator().manual_seed(_SEED)
+    H = _direction(f.X, batch, generator)
+    length = FIRST_STEP[f.X.dtype]
+    step = (f.X + length * H) - f.X  # without the rounding of a step that is not representable
+    H = step / length
+    G = _normal(f.value, generator)
+    JH = f.push(H)
+    JG = f.pull(G)
+    if not bool(torch.isfinite(JH).all() and torch.isfinite(JG).all()):
+        raise ValueError("fn: expected finite products, got NaN or infinity: no derivative at X")
+    if not _are_adjoint(H, G, JH, JG, batch):
+        return "J and its transpose do not belong together"
+    short = (f.evaluate(f.X + step) - f.value) / length
+    wrong, size, rounding = _compared(f, JH, short, length, batch)
+    tolerance = DIFFERENCE_TOLERANCE[f.X.dtype]
+    agree = (wrong <= tolerance * size + rounding) & (rounding <= LARGEST_ERROR * size)
+    if bool(agree.all()) or _differences_agree(f, H, JH, batch):
+        return None
+    return "a finite difference is not what autodiff gives"
+
+
+def _direction(X: Tensor, batch: int, generator: torch.Generator) -> Tensor:
+    """X as a whole, all tokens together and each by itself: a part in a few directions is seen."""
+    alone = _normal(X, generator)
+    together = _normal(X.narrow(-2, 0, 1) if X.ndim > max(batch, 1) else X, generator)
+    return X + _sizes(X, batch) * (alone + together)
+
+
+def _sizes(X: Tensor, batch: int) -> Tensor:
+    """Root mean squares of the tokens, and of the whole member, or one, for those that are zero."""
+    token = X.square().mean(-1, keepdim=True).sqrt()
+    member = X.flatten(batch).square().mean(-1).sqrt()
+    member = torch.where(member > 0, member, 1).reshape(*member.shape, *[1] * (X.ndim - batch))
+    return torch.where(token > 0, token, member)
+
+
+def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
+    draw = torch.randn(like.shape, generator=generator, dtype=torch.float32)
+    return draw.to(like.device, like.dtype)
+
+
+def _inner(a: Tensor, b: Tensor, batch: int) -> Tensor:
+    """⟨a, b⟩ of each member, in float64."""
+    product = a.double() * b.double()
+    return product.reshape(*product.shape[:batch], -1).sum(-1)
+
+
+def _are_adjoint(H: Tensor, G: Tensor, JH: Tensor, JG: Tensor, batch: int) -> bool:
+    """Whether ⟨G, JH⟩ = ⟨JᵀG, H⟩ for each member, relative to what is usual for random H and G."""
+    difference = (_inner(G, JH, batch) - _inner(JG, H, batch)).abs()
+    squares = (_inner(x, x, batch) for x in (G, JH, JG, H))
+    g, jh, jg, h = (square.sqrt() for square in squares)
+    entries = max(JH.numel(), H.numel()) / max(1, difference.numel())
+    usual = (g * jh + jg * h) / entries**0.5
+    return bool((difference <= ADJOINT_TOLERANCE * usual).all())
+
+
+def _compared(f: Derivative, JH: Tensor, difference: Tensor, length: float, batch: int):
+    """For each member how far a difference is from JH, the larger of the two, and rounding of f."""
+    parts = (JH - difference, JH, difference, f.value)
+    wrong, jh, fd, value = (_inner(x, x, batch).sqrt() for x in parts)
+    rounding = 4 * torch.finfo(f.X.dtype).eps / length * value
+    return wrong, torch.maximum(jh, fd), rounding
+
+
+def _differences_agree(f: Derivative, H: Tensor, JH: Tensor, batch: int) -> bool:
+    """Whether the best central difference is JH, for each member, as far as it can be trusted.
+
+    Long ones see curvature and kinks, short ones are lost in rounding, which is that of float32
+    where a map upcasts its softmax: how much shows in the change to the next shorter one.
+    """
+    found = []
+    for length in STEPS:
+        forth, back = (f.evaluate(f.X + sign * length * H) for sign in (1, -1))
+        found.append((forth - back) / (2 * length))
+    compared = [_compared(f, JH, fd, step, batch) for fd, step in zip(found, STEPS, strict=True)]
+    wrong, size, rounding = compared[0]
+    unseen = torch.maximum(wrong, size) <= rounding  # too little to be seen at any length
+    errors = torch.stack([wrong / size.clamp(min=1e-300) for wrong, size, _ in compared[:-1]])
+    changes = (_inner(x - y, x - y, batch).sqrt() for x, y in itertools.pairwise(found))
+    changes = torch.stack([change / size.clamp(min=1e-300) for change in changes])
+    error, best = errors.min(0)
+    trusted = 3 * changes.gather(0, best[None])[0]
+    trusted = trusted.clamp(DIFFERENCE_TOLERANCE[f.X.dtype], LARGEST_ERROR)
+    return bool((unseen | (error <= trusted)).all())
+
+
+def _why(f: Derivative, batch: int, symptom: str) -> str:
+    """One line that names the cause, of those that are known, for which ``symptom`` was seen."""
+    for again in (f.evaluate(f.X), f.evaluate(f.X)):
+        if not torch.allclose(again, f.value, rtol=1e-4, atol=1e-4 * float(f.value.abs().max())):
+            cure = "remove what it draws at random, or keeps from call to call"
+            return f"fn: expected the same output at the same X, got two: {cure}"
+    mixed = _mixed_dimension(f.evaluate, f.X, again, batch)
+    if mixed is not None:
+        return _about_the_batch(f, batch, mixed)
+    seen = _Seen()
+    with undisturbed(f.X.device), seen:
+        value = f.fn(f.X.clone())
+    hidden = sorted(seen.names & _HIDING) + (["inference_mode"] if value.is_inference() else [])
+    stepped = sorted(seen.names & _STEPPED)
+    if hidden:
+        what = f"one that hides a part from it ({', '.join(hidden)})"
+        return f"fn: expected a map that autodiff sees whole, got {what}: {symptom}; remove that"
+    if stepped:
+        what = f"{', '.join(stepped)}, whose derivative is zero or made up"
+        return f"fn: expected a differentiable map, got one with {what}: {symptom}"
+    cure = "a custom backward or a kink may be wrong there"
+    if f.X.dtype == torch.float32:
+        cure += ", or float32 too short: try .double()"
+    return f"fn: expected a map with the derivative that autodiff gives, but {symptom}: {cure}"
+
+
+def _mixed_dimension(evaluate: Callable, X: Tensor, value: Tensor, batch: int) -> int | None:
+    """The first dimension of the batch along which moving one member moves others, or None."""
+    sizes = _sizes(X, batch)
+    members = list(itertools.product(*map(range, X.shape[:batch]))) if batch else []
+    for member in members[:: max(1, len(members) // MEMBERS_MOVED)]:
+        moved = X.clone()
+        moved[member] = 1.1 * X[member] + 0.1 * sizes[member]
+        change = (evaluate(moved) - value).reshape(*value.shape[:batch], -1).abs().amax(-1)
+        others = change > 1e-4 * change.max()
+        others[member] = False
+        if bool(others.any()):
+            places = others.nonzero()
+            return int((places != places.new_tensor(member)).any(0).nonzero()[0])
+    return None
+
+
+def _about_the_batch(f: Derivative, batch: int, mixed: int) -> str:
+    shape = tuple(f.X.shape)
+    cures = []
+    if f.X.ndim == 3 and batch == 1 < shape[1] and f.value.shape[:2] == shape[:2]:
+
+        def swapped(X: Tensor) -> Tensor:
+            return f.evaluate(X.transpose(0, 1)).transpose(0, 1)
+
+        X = f.X.transpose(0, 1)
+        if _mixed_dimension(swapped, X, f.value.transpose(0, 1), 1) is None:
+            cures.append("if the batch is dimension 1, transpose X or pass layout='LNE'")
+    last = f.X.ndim - 1
+    cures.append(
+        f"if dimensions {mixed} to {last} are one input, pass event_dims={1 + last - mixed}"
+    )
+    return (
+        f"fn: expected members of the batch {shape[:batch]} that do not influence one another, "
+        f"got some that do along dimension {mixed} of X: {'; '.join(cures)}"
+    )
+
+
+class _Seen(TorchFunctionMode):
+    """The names of the functions of PyTorch that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = set()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name = getattr(func, "__name__", "")
+        if name == "__get__":  # of an attribute such as X.data
+            name = getattr(getattr(func, "__self__", None), "__name__", "")
+        if name == "_set_grad_enabled":
+            name = "" if args[0] else "no_grad"
+        self.names.add(name)
+        return func(*args, **(kwargs or {}))
+
+
+def _chance(device: torch.device) -> list[Tensor]:
+    """The states of the generators that code on this device draws from."""
+    states = [torch.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
+
+
+def _set_seed(device: torch.device, seed: int) -> list[Tensor]:
+    """Seed these generators, and return their states."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+    return _chance(device)
+
+
+def _put_back(module: nn.Module, was: tuple[bool, dict]) -> list[str]:
+    """Give a module the flag and the buffers that it had; say what had changed."""
+    training, buffers = was
+    kind = f"{type(module).__name__} in {'training' if training else 'evaluation'} mode"
+    changed = []
+    if module.training != training:
+        module.training = training
+        changed.append(f"{kind} that changes its mode")
+    now = dict(module.named_buffers(recurse=False))
+    for name, (buffer, copy) in buffers.items():
+        if not _equal(now.get(name), copy):
+            changed.append(f"{kind} that changes its buffer {name}")
+        if now.get(name) is not buffer:
+            setattr(module, name, buffer)
+        if not _equal(buffer, copy):
+            with torch.no_grad():
+                buffer.copy_(copy)
+    return changed
+
+
+def _equal(one: Tensor | None, other: Tensor) -> bool:
+    if one is None or one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(one, other) or bool(((one == other) | (one != one) & (other != other)).all())

@@ -1,0 +1,344 @@
+"""From a module of PyTorch or transformers to an :class:`~lipcore.attention.Attention`, verified.
+
+A module says where its weights are, but not always how it orders them, scales scores or turns
+positions. What there can be is few; each is tried against what the module itself puts out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import sys
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from lipcore.attention import Attention
+from lipcore.models.capture import Call, Captured, captured, record
+from lipcore.models.structure import is_attention, norm_role, projections
+
+#: How far the outputs of module and layer may differ, relative to the largest entry.
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-6}
+#: Masks of transformers hide keys by the least number of their precision.
+_HIDDEN = -1e4
+_TOKENS = 5
+_ENTRIES = 2**23  # attention weights that are worked out at a time
+
+
+def from_module(module: nn.Module, *args, **inputs) -> Attention:
+    r"""Read an attention layer out of a module, and verify it against the module on the spot.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        ``nn.MultiheadAttention``, the ``self_attn`` of ``nn.TransformerEncoderLayer``, or an
+        attention class of transformers or of one's own with projections under usual names.
+    *args, **inputs
+        What the module is called with: tokens, masks, positions. Left out, random tokens, with a
+        causal mask if the module is marked causal, and with the positions of its config; a window
+        that the model makes is then not there.
+
+    Returns
+    -------
+    Attention
+        The same map, to 1e-5 of its largest entry in float32, at these tokens and at others nearby.
+        A mask that came in fixes its number of tokens.
+
+    Raises
+    ------
+    ValueError
+        If no reading gives what the module gives: it has more than an Attention has (a residual, a
+        gate, relative positions inside), or hides what it does. Then measure it by autodiff:
+        :func:`~lipcore.models.capture.capture`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> module = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    >>> f = from_module(module)
+    >>> X = torch.randn(3, 5, 8)
+    >>> torch.allclose(f(X), module(X, X, X)[0], atol=1e-6)
+    True
+    """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"module: expected a torch.nn.Module, got {type(module).__name__}")
+    if not is_attention(module):
+        expected = "an attention module, with query, key and value projections"
+        raise ValueError(f"module: expected {expected}, got {type(module).__name__}")
+    causal = False
+    if not args and not inputs:
+        causal = bool(getattr(module, "is_causal", False))
+        (call,) = _run_alone(module, causal)
+    else:
+        (call,) = record(module, [""], *args, **inputs)
+    found = read(captured(call))
+    return dataclasses.replace(found, mask=None, causal=True) if causal else found
+
+
+def read(fn: Captured) -> Attention:
+    """The captured attention as an Attention, with its mask; ValueError if it is not one."""
+    module = fn.call.module
+    X = fn.X
+    if X.dtype not in TOLERANCE:
+        raise ValueError(f"module: expected float32 or float64, got {X.dtype}")
+    noise = torch.randn(X.shape, generator=torch.Generator().manual_seed(0)).to(X)
+    with torch.no_grad():
+        probes = [X, X + 0.1 * X.std() * noise]
+        truths = [fn(probe) for probe in probes]
+        for attention in _candidates(module, fn):
+            if all(_agree(attention, x, y) for x, y in zip(probes, truths, strict=True)):
+                return attention
+    cure = "measure it by autodiff, with lipcore.capture"
+    what = f"{fn.name or 'this'} ({fn.kind}) does more than, or otherwise than, an Attention"
+    raise ValueError(f"module: {what}: {cure}")
+
+
+def _agree(attention: Attention, X: Tensor, Y: Tensor) -> bool:
+    try:
+        found = _output_of(attention, X)
+    except (ValueError, RuntimeError):  # a mask, or a norm, that does not fit
+        return False
+    if found.shape != Y.shape:
+        return False
+    return bool((found - Y).abs().amax() <= TOLERANCE[X.dtype] * Y.abs().amax())
+
+
+def _output_of(attention: Attention, X: Tensor) -> Tensor:
+    """The layer's output, some rows at a time, in memory linear in n."""
+    queries, keys, values = attention.project(attention.check_input(X))
+    n = X.shape[-2]
+    height = max(1, _ENTRIES // queries[..., 0].numel())
+    rows = [slice(start, min(start + height, n)) for start in range(0, n, height)]
+    parts = [attention.row_weights(queries, keys, part) @ values for part in rows]
+    return attention.join_heads(torch.cat(parts, dim=-2), bias=True)
+
+
+def _candidates(module: nn.Module, fn: Captured) -> Iterator[Attention]:
+    """Every reading of a module, the most usual first."""
+    heads = _number(module, "num_attention_heads", "num_heads", "n_heads", "n_head", "heads")
+    key_heads = _number(module, "num_key_value_heads", "num_kv_heads", "n_kv_heads") or heads
+    if heads is None:
+        return
+    sinks = getattr(module, "sinks", None)
+    options = {} if sinks is None else {"sinks": sinks.detach().to(fn.X)}
+    options |= _norms(module)
+    cap = _number(module, "attn_logit_softcapping", "softcap", "logit_softcapping")
+    options |= {"softcap": float(cap)} if cap else {}
+    tables = [*_tables(fn, heads)]
+    for parts in _weights(module, heads, key_heads):
+        k = parts["query"].shape[1]
+        scales = [_number(module, "scaling", "scale", "softmax_scale", "norm_factor"), k**-0.5, 1.0]
+        scales = list(dict.fromkeys(scale for scale in scales if scale is not None))
+        turned = [*_turned(parts, fn)]
+        for (weights, factor), table, scale in itertools.product(turned, tables, scales):
+            try:
+                yield Attention(**weights, **table, **options, scale=float(scale) * factor)
+            except (ValueError, TypeError):  # shapes that do not fit: not this reading
+                continue
+
+
+def _norms(module: nn.Module) -> dict[str, nn.Module]:
+    """What the module normalises each head's queries and keys with."""
+    children = dict(module.named_children())
+    found = {name: norm_role(name) for name in children}
+    return {f"{role}_norm": children[name] for name, role in found.items() if role is not None}
+
+
+def _number(module: nn.Module, *names: str):
+    """The first of the attributes that the module, or its config, has."""
+    for holder, name in itertools.product((module, getattr(module, "config", None)), names):
+        value = getattr(holder, name, None)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return value
+    return None
+
+
+def _weights(module: nn.Module, heads: int, key_heads: int) -> Iterator[dict[str, Tensor]]:
+    """Weights and biases of queries, keys, values and output, as an Attention takes them."""
+    if isinstance(module, nn.MultiheadAttention):
+        if module.bias_k is not None or module.add_zero_attn:
+            return
+        names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+        separate = [getattr(module, name) for name in names]
+        joined = module.in_proj_weight
+        weights = separate if joined is None else joined.chunk(3)
+        biases = [None] * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
+        yield _parts(weights, biases, (heads,) * 3) | _output(module.out_proj)
+        return
+    found = projections(module)
+    outputs = [{}] if not found["output"] else [_output(child) for child in found["output"]]
+    counts = (heads, key_heads, key_heads)
+    single = [found[name] for name in ("query", "key", "value")]
+    if all(len(children) == 1 for children in single):
+        pairs = [_matrix(children[0]) for children in single]
+        for output in outputs:
+            yield _parts(*zip(*pairs, strict=True), counts) | output
+    if len(found["fused"]) == 1:
+        weight, bias = _matrix(found["fused"][0])
+        for order in _orders(len(weight), heads, key_heads):
+            rows = [weight[index] for index in order]
+            biases = [None if bias is None else bias[index] for index in order]
+            for output in outputs:
+                yield _parts(rows, biases, counts) | output
+
+
+def _orders(size: int, heads: int, key_heads: int) -> Iterator[list[Tensor]]:
+    """Rows of queries, keys and values in one weight: in three parts, or group by group."""
+    total = heads + 2 * key_heads
+    if size % total:
+        return
+    k = size // total
+    rows = torch.arange(size).reshape(total, k)
+    yield [part.flatten() for part in rows.split([heads, key_heads, key_heads])]
+    groups = rows.reshape(key_heads, heads // key_heads + 2, k)
+    yield [groups[:, :-2].flatten(), groups[:, -2].flatten(), groups[:, -1].flatten()]
+
+
+def _matrix(child: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """Weight (out, in) and bias of a projection."""
+    weight = child.weight.detach()
+    bias = getattr(child, "bias", None)
+    weight = weight.mT if type(child).__name__ == "Conv1D" else weight
+    return weight, None if bias is None else bias.detach()
+
+
+def _parts(weights, biases, heads) -> dict[str, Tensor | None]:
+    parts = {}
+    for name, weight, bias, count in zip(
+        ("query", "key", "value"), weights, biases, heads, strict=True
+    ):
+        parts[name] = _per_head(weight, count)
+        parts[f"{name}_bias"] = None if bias is None else _per_head(bias, count)
+    return parts
+
+
+def _per_head(weight: Tensor, heads: int) -> Tensor:
+    """(heads·k, …) → (heads, k, …)."""
+    return weight.detach().reshape(heads, -1, *weight.shape[1:]).contiguous()
+
+
+def _output(child: nn.Module) -> dict[str, Tensor | None]:
+    weight, bias = _matrix(child)
+    return {"output": weight.contiguous(), "output_bias": bias}
+
+
+def _tables(fn: Captured, heads: int) -> Iterator[dict]:
+    """What can hide keys or be added to scores, from the arguments; none, and causal."""
+    given = {name: x for name, x in fn.call.arguments().items() if isinstance(x, Tensor)}
+    given = {name: x for name, x in given.items() if name not in fn.varied and x.ndim > 1}
+    found = [
+        list(_readings(table, fn, heads))
+        for name, table in given.items()
+        if "mask" in name or "bias" in name or "alibi" in name
+    ]
+    for readings in itertools.product(*found):  # together, such as ALiBi and a mask
+        together: dict = {}
+        for reading in readings:
+            both = together.get("mask"), reading.get("mask")
+            together |= reading
+            if all(mask is not None for mask in both):
+                together["mask"] = both[0] & both[1]
+        yield together
+    yield {}
+    yield {"causal": True}
+
+
+def _readings(table: Tensor, fn: Captured, heads: int) -> Iterator[dict]:
+    *batch, n, _ = fn.X.shape
+    members = batch[0] if batch else 1
+    table = table[..., :n]
+    if table.shape[-2] > n:
+        table = table[..., :n, :]
+    if table.ndim == 3 and len(table) == members * heads and len(table) != heads:
+        table = table.unflatten(0, (members, heads))
+    if table.ndim == 2 and table.shape == (members, n) and members != n:  # padding
+        table = table[:, None, None, :]
+    if table.ndim == 4 and not batch:
+        table = table[0]
+    if table.dtype == torch.bool:
+        yield {"mask": table}
+        yield {"mask": ~table}
+        return
+    if not table.is_floating_point():
+        return
+    table = table.to(fn.X)
+    hidden = table <= _HIDDEN
+    if bool((table.masked_fill(hidden, 0) == 0).all()):
+        yield {"mask": ~hidden}
+        return
+    for causal in (False, True):
+        yield {"bias": table.masked_fill(hidden, -torch.inf), "causal": causal}
+
+
+def _turned(parts: dict, fn: Captured) -> Iterator[tuple[dict, float]]:
+    """Weights with rotary frequencies, in the order of dimensions that an Attention has.
+
+    Rotary positions come in as (cos, sin), (…, n, r): r of the k dimensions turn, in pairs
+    (s, s + r/2) or (2s, 2s + 1). The pairs of an Attention are (s, s + k/2), and those that do not
+    turn have frequency zero. What cos and sin are multiplied by goes into the scale.
+    """
+    pairs = fn.call.arguments().get("position_embeddings")
+    if not isinstance(pairs, tuple | list) or len(pairs) != 2:
+        yield parts, 1.0
+        return
+    cos, sin = (part.reshape(-1, *part.shape[-2:])[0].double() for part in pairs)
+    k = parts["query"].shape[1]
+    r = cos.shape[-1]
+    if k % 2:
+        return
+    factor = float((cos[0].square() + sin[0].square()).mean())
+    angles = torch.atan2(sin, cos)
+    step = angles[1] - angles[0] if len(angles) > 1 else 0 * angles[0]
+    turning = torch.arange(r)
+    for first, second, omega in (
+        (turning[: r // 2], turning[r // 2 :], step[: r // 2]),
+        (turning[::2], turning[1::2], step[::2]),
+        (turning, turning + r, step),  # cos and sin without their repetition
+    ):
+        rest = torch.arange(2 * len(first), k).chunk(2) if 2 * len(first) < k else (first[:0],) * 2
+        order = torch.cat([first, rest[0], second, rest[1]])
+        if len(order) != k or len(first) != len(second):
+            continue
+        reordered = {
+            name: x if x is None or name.split("_")[0] not in ("query", "key") else x[:, order]
+            for name, x in parts.items()
+        }
+        rotary = torch.cat([omega, omega.new_zeros(len(rest[0]))]).to(parts["query"])
+        yield reordered | {"rotary": rotary}, factor
+
+
+def _run_alone(module: nn.Module, causal: bool) -> list[Call]:
+    """A run of a module on tokens of its own size."""
+    try:
+        args, inputs = _example(module, causal)
+        return record(module, [""], *args, **inputs)
+    except (TypeError, RuntimeError, AttributeError, IndexError, AssertionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        cure = "pass what it is called with in its model"
+        raise ValueError(f"module: cannot be run on tokens alone ({reason}): {cure}") from error
+
+
+def _example(module: nn.Module, causal: bool) -> tuple[tuple, dict]:
+    """Arguments to call a module with: random tokens, a causal mask, positions."""
+    like = next(module.parameters())
+    d = _number(module, "embed_dim", "hidden_size", "embedding_size", "dim", "d_model", "n_embd")
+    if d is None:
+        d = _matrix((projections(module)["query"] + projections(module)["fused"])[0])[0].shape[1]
+    X = torch.randn(1, _TOKENS, d, generator=torch.Generator().manual_seed(1)).to(like)
+    if isinstance(module, nn.MultiheadAttention):
+        X = X if module.batch_first else X.transpose(0, 1)
+        return (X, X, X), {}
+    inputs = {}
+    if causal:
+        ones = torch.ones(_TOKENS, _TOKENS, dtype=torch.bool, device=X.device)
+        least = torch.finfo(X.dtype).min
+        inputs["attention_mask"] = X.new_zeros(ones.shape).masked_fill(ones.triu(1), least)[
+            None, None
+        ]
+    home = vars(sys.modules[type(module).__module__])
+    rotary = [x for name, x in home.items() if name.endswith("RotaryEmbedding")]
+    if rotary and hasattr(module, "config"):
+        positions = torch.arange(_TOKENS, device=X.device)[None]
+        inputs["position_embeddings"] = rotary[0](module.config).to(X.device)(X, positions)
+    return (X,), inputs

@@ -1,0 +1,164 @@
+"""Where a model keeps its attention and its blocks: found by structure, not by a list of names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from torch import nn
+
+# children that project tokens to queries, or to queries, keys and values at once
+_QUERY = re.compile(r"(to_?|w_?)?q(uery)?(_(a|b))?(_?(proj|lin|linear|projection|states))?", re.I)
+_FUSED = re.compile(
+    r"(to_?|w_?)?(qkv|kv|query_key_value|query_value|in)(_?(proj|lin|linear|projection))?|c_attn",
+    re.I,
+)
+_KEY = re.compile(r"(to_?|w_?)?k(ey)?(_(a|b))?(_?(proj|lin|linear|projection|states))?", re.I)
+_VALUE = re.compile(r"(to_?|w_?)?v(alue)?(_(a|b))?(_?(proj|lin|linear|projection|states))?", re.I)
+_OF_QUERIES = re.compile(r"(q|k|query|key|qk|query_key)_?(layer_?)?(norm|ln|layernorm)\d?", re.I)
+
+
+def attention_modules(model: nn.Module) -> list[str]:
+    """Names of a model's attention modules, in the order in which it lists them.
+
+    An attention module is an ``nn.MultiheadAttention``, or has a query and a key projection, or one
+    for both, among its children; or its class is called attention and none is inside.
+
+    Examples
+    --------
+    >>> layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+    >>> attention_modules(nn.TransformerEncoder(layer, 2))
+    ['layers.0.self_attn', 'layers.1.self_attn']
+    """
+    modules = dict(model.named_modules())
+    found = [name for name, module in modules.items() if _has_projections(module)]
+    named = [name for name, module in modules.items() if "attention" in _kind(module).lower()]
+    alone = [a for a in named if not any(_is_inside(b, a) for b in found + named)]
+    wanted = set(found) | {a for a in alone if any(True for _ in modules[a].parameters())}
+    return [name for name in modules if name in wanted]
+
+
+def blocks(model: nn.Module) -> list[str]:
+    """Names of a model's blocks: entries of a list, with attention and other matrices in them.
+
+    Examples
+    --------
+    >>> layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+    >>> blocks(nn.TransformerEncoder(layer, 2))
+    ['layers.0', 'layers.1']
+    """
+    attention = attention_modules(model)
+    lists = nn.ModuleList | nn.Sequential
+    inside = {
+        f"{name}.{child}".removeprefix("."): entry
+        for name, module in model.named_modules()
+        if isinstance(module, lists)
+        for child, entry in module.named_children()
+    }
+    whole = [name for name, block in inside.items() if _is_whole(name, block, attention)]
+    return [a for a in whole if not any(_is_inside(b, a) for b in whole)]
+
+
+def remarks(module: nn.Module) -> str:
+    """What an attention module has beside attention, or lacks of it, in words.
+
+    Examples
+    --------
+    >>> remarks(nn.MultiheadAttention(4, 1))
+    ''
+    """
+    if isinstance(module, nn.MultiheadAttention):
+        return ""
+    children = dict(module.named_children())
+    norms = [
+        name
+        for name, child in children.items()
+        if "norm" in _kind(child).lower() and not _OF_QUERIES.fullmatch(name)
+    ]
+    said = []
+    if norms:
+        said.append(f"includes {', '.join(norms)} and what is added before it")
+    elif _has_projections(module) and not projections(module)["output"]:
+        said.append("without output projection")
+    return "; ".join(said)
+
+
+def is_attention(module: nn.Module) -> bool:
+    """Whether a module has the projections of attention among its children."""
+    return _has_projections(module)
+
+
+def projections(module: nn.Module) -> dict[str, list[nn.Module]]:
+    """Children of an attention module: query, key, value, all of them fused, output.
+
+    Examples
+    --------
+    >>> children = {"q_proj": nn.Linear(2, 2), "kv": nn.Linear(2, 4), "dense": nn.Linear(2, 2)}
+    >>> {role: len(found) for role, found in projections(nn.ModuleDict(children)).items()}
+    {'query': 1, 'key': 0, 'value': 0, 'fused': 1, 'output': 1}
+    """
+    patterns = {"query": _QUERY, "key": _KEY, "value": _VALUE, "fused": _FUSED}
+    found: dict[str, list[nn.Module]] = {role: [] for role in (*patterns, "output")}
+    for name, child in module.named_children():
+        if getattr(child, "weight", None) is None or isinstance(child, nn.Embedding):
+            continue
+        if child.weight.ndim < 2:
+            continue
+        roles = [role for role, pattern in patterns.items() if pattern.fullmatch(name)]
+        found[roles[0] if roles else "output"].append(child)
+    return found
+
+
+def norm_role(name: str) -> str | None:
+    """Whether a child with this name normalises queries or keys.
+
+    Examples
+    --------
+    >>> norm_role("q_norm"), norm_role("key_layernorm"), norm_role("LayerNorm")
+    ('query', 'key', None)
+    """
+    if not _OF_QUERIES.fullmatch(name):
+        return None
+    return {"q": "query", "k": "key"}.get(name[0].lower())
+
+
+def _kind(module: nn.Module) -> str:
+    return type(module).__name__
+
+
+def _has_projections(module: nn.Module) -> bool:
+    if isinstance(module, nn.MultiheadAttention):
+        return True
+    names = [name for name, child in module.named_children() if _is_projection(child)]
+    has_query = any(_QUERY.fullmatch(name) for name in names)
+    has_key = any(_KEY.fullmatch(name) for name in names)
+    has_fused = any(_FUSED.fullmatch(name) for name in names)
+    is_called = "atten" in _kind(module).lower()
+    return (has_query and (has_key or has_fused)) or (has_fused and is_called)
+
+
+def _is_projection(child: nn.Module) -> bool:
+    return any(p.ndim >= 2 for p in child.parameters())
+
+
+def _is_inside(inner: str, outer: str) -> bool:
+    return inner != outer and (inner.startswith(f"{outer}.") or outer == "")
+
+
+def _is_whole(name: str, block: nn.Module, attention: list[str]) -> bool:
+    """Whether an entry of a list holds attention, and matrices elsewhere, as a block does."""
+    own = [inner for inner in attention if _is_inside(inner, name)]
+    return bool(own) and any(_matrices_beside(name, block, own))
+
+
+def _matrices_beside(name: str, block: nn.Module, attention: list[str]) -> Iterator[bool]:
+    """One entry for each matrix of a block outside of its attention and what is around that."""
+    around = {_part(inner.removeprefix(f"{name}.")) for inner in attention}
+    for parameter_name, parameter in block.named_parameters():
+        if parameter.ndim >= 2 and _part(parameter_name) not in around:
+            yield True
+
+
+def _part(name: str) -> str:
+    """The first part of a dotted name, with its number where it is a list."""
+    return re.match(r"[^.]*(\.\d+)?", name).group()

@@ -1,0 +1,122 @@
+"""A table of measurements: printed as text, shown in a notebook, written as JSON or for pandas."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(eq=False)
+class Table:
+    """Rows with the same columns, from :func:`~lipcore.models.measure.measure`.
+
+    Attributes
+    ----------
+    title : str
+        What was measured, in a line.
+    rows : list of dict
+        One for each measurement. A number that is not known is None.
+    complete : bool
+        False where the measuring was interrupted, or still goes on.
+
+    Examples
+    --------
+    >>> table = Table("two layers", [{"layer": "a", "sigma": 2.0}, {"layer": "b", "sigma": None}])
+    >>> table
+    two layers
+    layer  sigma
+    a      2
+    b      -
+    >>> table["sigma"]
+    [2.0, None]
+    """
+
+    title: str
+    rows: list[dict] = field(default_factory=list)
+    complete: bool = True
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[dict]:
+        return iter(self.rows)
+
+    def __getitem__(self, key: int | str):
+        """A row by its number, or a column by its name."""
+        return [row[key] for row in self.rows] if isinstance(key, str) else self.rows[key]
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns."""
+        return list(self.rows[0]) if self.rows else []
+
+    def _cells(self) -> list[list[str]]:
+        return [self.columns, *([show(value) for value in row.values()] for row in self.rows)]
+
+    def __repr__(self) -> str:
+        lines = [self.title, *(aligned(self._cells(), str.ljust) if self.rows else [])]
+        return "\n".join(lines if self.complete else [*lines, "interrupted: there are more"])
+
+    def _repr_html_(self) -> str:
+        """The table in a notebook."""
+        titles, *rows = [[html.escape(cell) for cell in row] for row in self._cells()]
+        lines = ["".join(f"<td>{cell}</td>" for cell in row) for row in rows]
+        head = "".join(f"<th>{title}</th>" for title in titles)
+        body = "".join(f"<tr>{line}</tr>" for line in lines)
+        caption = html.escape(self.title) + ("" if self.complete else " (interrupted)")
+        return f"<table><caption>{caption}</caption><tr>{head}</tr>{body}</table>"
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The rows as a DataFrame; what is not known is NaN."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows, columns=self.columns)
+
+    def to_json(self, path: str | os.PathLike | None = None) -> str:
+        """The table as JSON, which is also written to ``path``, if there is one."""
+        content = {"title": self.title, "complete": self.complete, "rows": finite(self.rows)}
+        text = json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False)
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+
+def show(value) -> str:
+    """A value as a cell: six digits, ``-`` for what is not known."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, tuple | list):
+        return " × ".join(map(str, value))
+    return "-" if value is None else str(value)
+
+
+def finite(value):
+    """Put null where a number is infinite: JSON has none."""
+    if isinstance(value, dict):
+        return {key: finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def aligned(rows: list[list[str]], justify: Callable) -> list[str]:
+    """Pad the cells of each column to one width.
+
+    Examples
+    --------
+    >>> aligned([["a", "long"], ["wide", "b"]], str.rjust)
+    ['   a  long', 'wide     b']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(justify, row, widths)).rstrip() for row in rows]

@@ -1,0 +1,150 @@
+"""Results that can be read: a line a member, a table, JSON, numbers, members, and attribution."""
+
+import json
+import math
+import re
+
+import pytest
+import torch
+
+from lipcore import Attention, local_lipschitz, spectral_norm
+from lipcore.results import SHOWN
+
+LINE = r"^\[\d+\]  σ = [\d.]+  in \[[\d.]+, [\d.]+\] with probability 0.999; \d+ products .*, converged$"
+
+
+def test_printing_is_a_line_a_member(randn):
+    found = local_lipschitz(lambda X: X.sin(), randn(3, 6, 8))
+    lines = str(found).splitlines()
+    assert len(lines) == 3 and len(str(found)) < 400
+    assert repr(found) == str(found) == f"{found}" and "tensor" not in str(found)
+    for line in lines:
+        assert re.search(LINE, line)
+    assert str(found[1]).startswith("σ = ")
+
+
+def test_printing_says_what_is_not_known(randn):
+    M = randn(30, 30)
+    assert "without a certificate" in str(spectral_norm(M, probability=None))
+    assert str(spectral_norm(M, max_iterations=1)).endswith("not converged")
+    many = str(spectral_norm(randn(SHOWN + 5, 3, 3))).splitlines()
+    assert len(many) == SHOWN + 1 and many[-1] == "… and 5 more"
+    assert str(spectral_norm(randn(2, 3, 4, 4))).splitlines()[4].startswith("[1, 1]  σ = ")
+
+
+def test_table_of_a_notebook(randn):
+    html = spectral_norm(randn(4, 3, 3))._repr_html_()
+    assert html.count("<tr>") == 5 and html.count("<td>") == 28 and "σ" in html
+
+
+def test_numbers(randn):
+    found = spectral_norm(randn(4, 5, 5))
+    one = found[2]
+    assert float(one) == found.value[2].item() and f"{one:.3f}" == f"{found.value[2]:.3f}"
+    assert math.isclose(float(spectral_norm(torch.eye(3)[None])), 1)
+    with pytest.raises(
+        TypeError, match=r"float: expected the result of one input, got 4: take r\[i\]"
+    ):
+        float(found)
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 3)])
+def test_members(randn, shape):
+    f = Attention.from_matrices(randn(3, 3), randn(2, 3))
+    found = local_lipschitz(f, randn(*shape, 5, 3))
+    members = list(found)
+    assert len(members) == len(found) == shape[0]
+    for i, member in enumerate(members):
+        for name in ("value", "upper", "left", "right", "iterations", "converged", "tokens"):
+            assert torch.equal(getattr(member, name), getattr(found, name)[i]), name
+        torch.testing.assert_close(member.by_term(), found.by_term()[i])
+    with pytest.raises(IndexError, match="no members"):
+        members[0][0] if len(shape) == 1 else members[0][0][0]
+    with pytest.raises(TypeError, match="no length"):
+        len(spectral_norm(randn(3, 3)))
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
+def test_json(randn, shape):
+    found = spectral_norm(randn(*shape, 4, 4), probability=None)
+    numbers = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert numbers["value"] == found.value.tolist() and numbers["probability"] is None
+    assert set(str(numbers["upper"])) <= set("None, []")
+    assert set(numbers) == {
+        "value",
+        "lower",
+        "upper",
+        "probability",
+        "residual",
+        "iterations",
+        "converged",
+    }
+
+
+# --- attribution ----------------------------------------------------------------------------------------------
+
+
+def test_tokens_share_the_vectors(case):
+    found = local_lipschitz(case.attention, case.X, tol=1e-10)
+    left, right = found.by_token()
+    assert left.shape == right.shape == case.X.shape[:-1]
+    torch.testing.assert_close(right, found.right.norm(dim=-1))
+    torch.testing.assert_close(left.square().sum(-1), torch.ones_like(found.value))
+
+
+def test_heads_and_terms_sum_to_sigma(every_case):
+    case = every_case
+    found = local_lipschitz(case.attention, case.X, tol=1e-10)
+    heads, terms = found.by_head(), found.by_term()
+    assert heads.shape == (*found.value.shape, case.attention.heads) and terms.shape[-1] == 3
+    torch.testing.assert_close(heads.sum(-1), found.value)
+    torch.testing.assert_close(terms.sum(-1), found.value)
+
+
+def test_a_heads_share_is_that_of_its_own_jacobian(make_case):
+    """⟨u_h, J_h v⟩ with the dense Jacobian of each head alone, by plain autograd."""
+    case = make_case("grouped keys, biases")
+    found = local_lipschitz(case.attention, case.X, tol=1e-10)
+    for h, share in enumerate(found.by_head().tolist()):
+        J = torch.autograd.functional.jacobian(case.attention.head(h), case.X)
+        image = torch.einsum("iajb,jb->ia", J, found.right)
+        assert (found.left * image).sum().item() == pytest.approx(share, rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", ["causal", "rotary, everything", "heads projected"])
+def test_a_terms_share_moves_values_queries_or_keys_alone(make_case, name):
+    """By dense autograd of the layer with the other two held fixed."""
+    case = make_case(name)
+    f, X = case.attention, case.X
+    found = local_lipschitz(f, X, tol=1e-10)
+    fixed = f.project(X)
+
+    def moved(part, Y):
+        queries, keys, values = (
+            p if i == part else q for i, (p, q) in enumerate(zip(f.project(Y), fixed, strict=True))
+        )
+        return f.join_heads(f.row_weights(queries, keys, slice(0, len(X))) @ values)
+
+    for share, part in zip(found.by_term().tolist(), (2, 0, 1), strict=True):
+        J = torch.autograd.functional.jacobian(lambda Y, part=part: moved(part, Y), X)
+        image = torch.einsum("iajb,jb->ia", J, found.right)
+        assert (found.left * image).sum().item() == pytest.approx(share, rel=1e-8, abs=1e-9)
+
+
+def test_shares_are_the_same_in_pieces(make_case, monkeypatch):
+    case = make_case("biases, causal")
+    found = local_lipschitz(case.attention, case.X, tol=1e-10)
+    whole = found.by_head()
+    monkeypatch.setattr("lipcore.attribution.ROWS", 2)
+    torch.testing.assert_close(found.by_head(), whole)
+
+
+def test_what_has_no_heads_or_tokens_says_so(randn):
+    found = local_lipschitz(torch.sin, randn(4, 3))
+    for name in ("by_head", "by_term"):
+        with pytest.raises(
+            ValueError, match=rf"^{name}: expected the result of local_lipschitz\(attention"
+        ):
+            getattr(found, name)()
+    with pytest.raises(ValueError, match="by_token: expected tokens in and out"):
+        spectral_norm(randn(4, 4)).by_token()

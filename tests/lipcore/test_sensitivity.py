@@ -1,0 +1,105 @@
+"""σ as a differentiable function, against differences of its values."""
+
+import pytest
+import torch
+from torch import nn
+
+from lipcore import Attention, local_lipschitz
+
+STEP = 1e-5
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def block():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).double().eval()
+
+
+def layer():
+    weights = {
+        name: nn.Parameter(drawn(2, 3, 4, seed=i))
+        for i, name in enumerate(("query", "key", "value"))
+    }
+    return Attention(**weights), list(weights.values())
+
+
+def module_first():
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        m = nn.MultiheadAttention(4, 2).double().eval()
+    return (lambda X: m(X, X, X, need_weights=False)[0]), list(m.parameters())
+
+
+def in_place(X):
+    h = X @ drawn(4, 4)
+    h += X
+    return h.tanh()
+
+
+CASES = {
+    "block": lambda: ((b := block()), list(b.parameters()), {}),
+    "attention": lambda: (*layer(), {}),
+    "batch in the middle": lambda: (*module_first(), {"layout": "LNE"}),
+    "in place": lambda: (in_place, [], {}),
+    "whole batch as one input": lambda: (lambda X: (X * X.mean(0)).sin(), [], {"event_dims": 3}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_those_of_differences(name):
+    fn, parameters, options = CASES[name]()
+    X = drawn(3, 5, 4, seed=9).requires_grad_()
+    tensors = [X, *parameters]
+    found = local_lipschitz(fn, X, differentiable=True, tol=1e-6, **options)
+    plain = local_lipschitz(fn, X, tol=1e-10, **options)
+    torch.testing.assert_close(found.value.detach(), plain.value)
+    gradients = torch.autograd.grad(found.value.sum(), tensors, allow_unused=True)
+    assert all(parameter.grad is None for parameter in tensors)
+
+    def total():
+        with torch.no_grad():
+            return local_lipschitz(fn, X, tol=1e-13, **options).value.sum().item()
+
+    for i, (tensor, gradient) in enumerate(zip(tensors, gradients, strict=True)):
+        H = drawn(*tensor.shape, seed=20 + i)
+        ends = []
+        for sign in (1, -1):
+            with torch.no_grad():
+                tensor += sign * STEP * H
+                ends.append(total())
+                tensor -= sign * STEP * H
+        difference = (ends[0] - ends[1]) / (2 * STEP)
+        slope = 0.0 if gradient is None else (gradient * H).sum().item()
+        assert slope == pytest.approx(difference, rel=1e-4, abs=1e-6), i
+
+
+def test_members_have_gradients_of_their_own():
+    X = drawn(3, 5, 4, seed=2).requires_grad_()
+    found = local_lipschitz(block(), X, differentiable=True)
+    (gradient,) = torch.autograd.grad(found.value[1], X)
+    assert bool(gradient[1].any()) and not bool(gradient[[0, 2]].any())
+
+
+def test_a_crossing_is_said():
+    """x ↦ (2a, 2b): both singular values are 2."""
+    with pytest.warns(
+        UserWarning, match=r"two largest singular values of members \[0\] are within"
+    ):
+        local_lipschitz(lambda X: 2 * X, drawn(2, 3), differentiable=True)
+
+
+def test_no_crossing_no_warning():
+    found = local_lipschitz(
+        lambda X: X * torch.tensor([1.0, 2.0]).double(), drawn(3, 1, 2), differentiable=True
+    )
+    assert found.value.tolist() == pytest.approx([2, 2, 2]) and bool(found.converged.all())
+
+
+def test_attribution_of_a_differentiable_result():
+    f, _ = layer()
+    found = local_lipschitz(f, drawn(5, 4), differentiable=True)
+    torch.testing.assert_close(found.by_term().sum(-1), found.value.detach(), rtol=1e-6, atol=0)
