@@ -26,6 +26,11 @@ from lipcore.jacobian import AttentionJacobian, AutogradJacobian
 from lipcore.masks import check_fits, check_tables, tile_of
 from lipcore.operators import LinearOperator
 
+#: What a layer may have besides weights and their biases.
+_BESIDE = (
+    "causal", "mask", "bias", "sinks", "softcap", "query_norm", "key_norm", "log_weights", "rotary",
+)  # fmt: skip
+
 
 def attention_map(X: Tensor, A: Tensor, V: Tensor, *, causal: bool = False) -> Tensor:
     r"""Self-attention with one head, in the notation of the book (:prf:ref:`def-attention`).
@@ -55,7 +60,7 @@ def attention_map(X: Tensor, A: Tensor, V: Tensor, *, causal: bool = False) -> T
     return Attention.from_matrices(A, V, causal=causal)(X)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Attention:
     r"""Multi-head self-attention, without residual connection or normalisation.
 
@@ -100,6 +105,8 @@ class Attention:
     >>> f(X)  # all scores are zero: every token moves to the mean
     tensor([[0.5000, 0.5000],
             [0.5000, 0.5000]])
+    >>> f
+    Attention(1 head, 2 → 2 dimensions)
     """
 
     query: Tensor
@@ -182,6 +189,14 @@ class Attention:
         A, V = check_head(A, V)
         identity = torch.eye(len(A), dtype=A.dtype, device=A.device)
         return cls(query=A[None], key=identity[None], value=V[None], scale=1.0, **options)
+
+    def __repr__(self) -> str:
+        """Sizes in one line, and what there is besides weights and their biases."""
+        heads = f"{self.heads} head{'s' if self.heads > 1 else ''}"
+        parts = {name: getattr(self, name) for name in _BESIDE}
+        given = [name for name, part in parts.items() if part is not None and part is not False]
+        sizes = f"{heads}, {self.d} → {self.output_dim} dimensions"
+        return f"Attention({', '.join([sizes, *given])})"
 
     @property
     def heads(self) -> int:
