@@ -26,11 +26,6 @@ from lipcore.jacobian import AttentionJacobian, AutogradJacobian
 from lipcore.masks import check_fits, check_tables, tile_of
 from lipcore.operators import LinearOperator
 
-#: What a layer may have besides weights and their biases.
-_BESIDE = (
-    "causal", "mask", "bias", "sinks", "softcap", "query_norm", "key_norm", "log_weights", "rotary",
-)  # fmt: skip
-
 
 def attention_map(X: Tensor, A: Tensor, V: Tensor, *, causal: bool = False) -> Tensor:
     r"""Self-attention with one head, in the notation of the book (:prf:ref:`def-attention`).
@@ -193,8 +188,8 @@ class Attention:
     def __repr__(self) -> str:
         """Sizes in one line, and what there is besides weights and their biases."""
         heads = f"{self.heads} head{'s' if self.heads > 1 else ''}"
-        parts = {name: getattr(self, name) for name in _BESIDE}
-        given = [name for name, part in parts.items() if part is not None and part is not False]
+        rest = [*vars(self).items()][8:]  # behind the weights and their biases
+        given = [k for k, x in rest if x is not None and x is not False and k != "scale"]
         sizes = f"{heads}, {self.d} → {self.output_dim} dimensions"
         return f"Attention({', '.join([sizes, *given])})"
 
