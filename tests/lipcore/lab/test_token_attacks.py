@@ -48,7 +48,7 @@ def tiny(kind="bert", **options):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0.1, 0.5, generator=generator)
-    return LanguageModel(model.double(), name="tiny", tokenizer_folder=None)
+    return LanguageModel(model.double(), name="tiny", folder=None)
 
 
 @pytest.fixture(scope="module")
