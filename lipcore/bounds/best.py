@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 from lipcore._checks import check_count
@@ -159,7 +160,7 @@ def _one_map(attention: Attention, head: int, n: int | None, log_a: float, radiu
         mixing = min(mixing, log_masked_rows(n, log_a))
     if attention.query_bias is not None:
         return mixing
-    A = attention.score_matrices()[head].double()
+    A = _in_double(attention, head).score_matrices()[0]
     return min(mixing, factor + log_least_cells(A, radius, below=2 * (mixing - factor)) / 2)
 
 
@@ -168,10 +169,16 @@ def _by_gap(attention: Attention, head: int, n: int | None, log_a: float, radius
     mixing = log_rows(n, log_a, log_column_sum(n, log_a))
     if log_rows(n, log_a, log_column_sum(n, log_a, exp(log_a) / 5)) >= mixing:
         return mixing
-    A = attention.score_matrices()[head].double()
+    alone = _in_double(attention, head)
+    A = alone.score_matrices()[0]
     if attention.query_bias is None:
         log_gap = log_(score_gap_upper(A)) + 2 * log_(radius)
     else:
-        offset = attention.score_offsets()[head].double()
+        offset = alone.score_offsets()[0]
         log_gap = log_(score_gap_upper(radius * A, offset)) + log_(radius)
     return log_rows(n, log_a, log_column_sum(n, log_a, exp(log_gap)))
+
+
+def _in_double(attention: Attention, head: int) -> Attention:
+    """One head in float64: KᵀQ worked out in float32 may lose the digits that make up its gap."""
+    return attention.head(head).to(torch.float64)

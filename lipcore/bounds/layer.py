@@ -75,16 +75,17 @@ def _score_sizes(attention: Attention) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     key = attention.key.double()
     scale = abs(attention.scale)
     none = query.new_zeros(attention.heads)
-    if attention.rotary is None:
-        offsets = attention.score_offsets().double().norm(dim=-1)
-        return scale * product_norm(query, key), offsets, none + 1, none
     biases = [
-        none if bias is None else bias.double().norm(dim=-1)
+        none[:, None] if bias is None else bias.double()
         for bias in (attention.query_bias, attention.key_bias)
     ]
+    if attention.rotary is None:
+        offsets = (key * biases[0][..., None]).sum(-2).norm(dim=-1)  # ‖Kᵀb‖
+        return scale * product_norm(query, key), scale * offsets, none + 1, none
     norm_q = torch.linalg.matrix_norm(query, 2)
     norm_k = torch.linalg.matrix_norm(key, 2)
-    return scale * norm_q, scale * biases[0], norm_k, biases[1]
+    query_offset, key_offset = (bias.norm(dim=-1) for bias in biases)
+    return scale * norm_q, scale * query_offset, norm_k, key_offset
 
 
 def check_covered(attention: Attention) -> None:

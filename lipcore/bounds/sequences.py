@@ -118,7 +118,7 @@ def unified_upper_rate(
         + \frac{(n-1)\,e^{g^*}}{n-1+e^{g^*}} \Big)
 
     with :math:`g^* = g_AR^2`, at most 2a (:func:`score_gap`): never above :func:`unified_upper`.
-    For V = I it is right up to a universal factor (:prf:ref:`thm-every-rate`).
+    For V = I, d ≥ 2 and n ≥ 3 it is right up to a universal factor (:prf:ref:`thm-every-rate`).
     A : Tensor, shape (d, d).
 
     Examples

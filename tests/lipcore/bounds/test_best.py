@@ -271,3 +271,27 @@ def test_bad_input(make_case):
         best_upper(A=EYE, V=EYE, radius=-1.0)
     with pytest.raises(TypeError, match="n: expected a whole number"):
         best_upper(A=EYE, V=EYE, radius=1.0, n=2.5)
+
+
+def cancelling(**bias):
+    """A float32 head with KᵀQ = −1 and Kᵀb = −1, both of which float32 rounds to zero."""
+    q = torch.tensor([[[1e4], [1.0], [1e4]]])
+    k = torch.tensor([[[1e4], [-1.0], [-1e4]]])
+    return Attention(q, k, torch.ones(1, 1, 1), scale=1.0, **bias)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("n", [None, 1000])
+def test_weights_in_single_precision_are_multiplied_in_double(n, causal):
+    """A gap of A worked out in float32 may be zero where the head's own is not."""
+    layer = replace(cancelling(), causal=causal)
+    found = best_upper(attention=layer, radius=2.0, n=n)
+    assert found == best_upper(attention=layer.to(F64), radius=2.0, n=n)
+    assert found > 90
+
+
+def test_a_bias_in_single_precision_is_multiplied_in_double():
+    layer = cancelling(query_bias=torch.tensor([[1e4, 1.0, 1e4]]))
+    assert bounds.score_reach(layer, radius=2.0).item() == pytest.approx(6.0)
+    wide = best_upper(attention=layer.to(F64), radius=2.0)
+    assert best_upper(attention=layer, radius=2.0) == wide
