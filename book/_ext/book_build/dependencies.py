@@ -165,9 +165,10 @@ class DrawDependencies(SphinxPostTransform):
         """Replace every placeholder of this page."""
         for node in list(self.document.findall(dependencies_node)):
             theorems = graph(self.env)
-            drawn = nodes.raw("", self.picture(theorems), format="html")
-            none = nodes.paragraph(text="No proof refers to another theorem yet.")
-            node.replace_self(drawn if theorems else none)
+            if theorems:
+                node.replace_self(nodes.raw("", self.picture(theorems), format="html"))
+            else:
+                node.replace_self(nodes.paragraph(text="No proof refers to another theorem yet."))
 
     def picture(self, theorems: dict[str, dict]) -> str:
         """Return the picture as SVG: lines first, so that boxes and words lie on them."""
