@@ -55,7 +55,7 @@ def attention_map(X: Tensor, A: Tensor, V: Tensor, *, causal: bool = False) -> T
     return Attention.from_matrices(A, V, causal=causal)(X)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Attention:
     r"""Multi-head self-attention, without residual connection or normalisation.
 
@@ -100,6 +100,8 @@ class Attention:
     >>> f(X)  # all scores are zero: every token moves to the mean
     tensor([[0.5000, 0.5000],
             [0.5000, 0.5000]])
+    >>> f
+    Attention(1 head, 2 → 2 dimensions)
     """
 
     query: Tensor
@@ -182,6 +184,14 @@ class Attention:
         A, V = check_head(A, V)
         identity = torch.eye(len(A), dtype=A.dtype, device=A.device)
         return cls(query=A[None], key=identity[None], value=V[None], scale=1.0, **options)
+
+    def __repr__(self) -> str:
+        """Sizes in one line, and what there is besides weights and their biases."""
+        heads = f"{self.heads} head{'s' if self.heads > 1 else ''}"
+        rest = [*vars(self).items()][8:]  # behind the weights and their biases
+        given = [k for k, x in rest if x is not None and x is not False and k != "scale"]
+        sizes = f"{heads}, {self.d} → {self.output_dim} dimensions"
+        return f"Attention({', '.join([sizes, *given])})"
 
     @property
     def heads(self) -> int:

@@ -26,6 +26,9 @@ from lipcore.operators import LinearOperator, MatrixOperator
 from lipcore.results import SpectralNorm
 from lipcore.sensitivity import Deflated, warn_of_crossings, with_gradient
 
+#: Vectors of the Lanczos basis that are stored together.
+BLOCK = 16
+
 _TINY = 1e-150  # to divide by instead of zero
 _SMALLEST_LOG = -80.0  # e^-80 is nothing beside 1
 
@@ -236,11 +239,13 @@ class _FlatOperator:
         return image / self.scale
 
 
-def _orthogonalised(w: Tensor, V: Tensor) -> Tensor:
-    """Return w (*batch, N) less its components along the orthonormal V (k, *batch, N)."""
-    rows = V.movedim(0, -2)
-    w_row = w[..., None, :]  # as a row it is two to three times quicker than as a column
-    return w - (w_row @ rows.mT @ rows)[..., 0, :]
+def _orthogonalised(w: Tensor, V: list[Tensor]) -> Tensor:
+    """Return w (*batch, N) less its components along the orthonormal V, blocks (k, *batch, N)."""
+    for block in V:
+        rows = block.movedim(0, -2)
+        w_row = w[..., None, :]  # as a row it is two to three times quicker than as a column
+        w = w - (w_row @ rows.mT @ rows)[..., 0, :]
+    return w
 
 
 def _norm(vector: Tensor) -> Tensor:
@@ -273,37 +278,40 @@ def _lanczos(J: _FlatOperator, v_1: Tensor, tol: float, max_iterations: int, ove
     t = np.zeros((members, steps))  # beside it
     iterations = np.zeros(members, dtype=int)
     running = np.ones(members, dtype=bool)
-    V = v_1.new_empty(16, *v_1.shape)  # grows by doubling
-    V[0] = v_k = v_1
+    blocks = []  # of V_k: it grows without being copied
+    v_k = v_1
     u_k = J.first_matvec(v_1)
     beta = 0.0
     for k in range(1, steps + 1):
+        place = (k - 1) % BLOCK
+        if place == 0:
+            blocks.append(v_1.new_empty(BLOCK, *v_1.shape))
+        blocks[-1][place] = v_k
+        V = [*blocks[:-1], blocks[-1][: place + 1]]
         alpha_k = _norm(u_k)
         u_k = _divided(u_k, alpha_k)
         w = torch.addcmul(J.rmatvec(u_k), alpha_k, v_k, value=-1)  # Jᵀu_k − α_k v_k
-        w = _orthogonalised(w, V[:k])
+        w = _orthogonalised(w, V)
         beta_k = _norm(w)
         before = beta
         alpha, beta = _to_host(alpha_k, beta_k)
         d[:, k - 1] = alpha**2 + before**2
         if (beta**2 < torch.finfo(w.dtype).eps * d[:, :k].max(1))[running].any():
-            w = _orthogonalised(w, V[:k])  # so little is left that most of it is rounding
+            w = _orthogonalised(w, V)  # so little is left that most of it is rounding
             beta_k = _norm(w)
             (beta,) = _to_host(beta_k)
         t[:, k - 1] = alpha * beta
         iterations[running] = k  # a member that has converged keeps what it had
         running[running] = ~_has_converged(d[running, :k], t[running, :k], tol, overlap)
         if k == steps or not running.any():
-            return _summary(J, V[:k], d, t, iterations, ~running, overlap)
+            return _summary(J, V, d, t, iterations, ~running, overlap)
         v_k = _divided(w, beta_k)
-        V = torch.cat([V, torch.empty_like(V)]) if k == len(V) else V
-        V[k] = v_k
         u_k = torch.addcmul(J.matvec(v_k), beta_k, u_k, value=-1)  # J v_{k+1} − β_k u_k
 
 
 def _summary(J, V, d, t, iterations, converged, overlap) -> dict[str, Tensor]:
     """Ritz vector and certificate of each member, from the steps up to its own stop."""
-    y = np.zeros((len(d), len(V)))
+    y = np.zeros((len(d), sum(map(len, V))))
     residual = np.zeros(len(d))
     upper = np.full(len(d), np.inf)
     for k in np.unique(iterations):
@@ -312,8 +320,9 @@ def _summary(J, V, d, t, iterations, converged, overlap) -> dict[str, Tensor]:
         if overlap is not None:
             upper[own] = theta[:, 0] * _largest_growth(theta, t[own, :k], overlap)
     batch = J.operator.batch_shape
-    coefficients = torch.from_numpy(y).to(V).reshape(*batch, 1, -1)
-    v = (coefficients @ V.movedim(0, -2))[..., 0, :]
+    coefficients = torch.from_numpy(y).to(V[0]).reshape(*batch, 1, -1).split(BLOCK, dim=-1)
+    parts = [c @ block.movedim(0, -2) for c, block in zip(coefficients, V, strict=True)]
+    v = sum(parts)[..., 0, :]
     numbers = (torch.from_numpy(x).reshape(batch) for x in (upper, residual, iterations, converged))
     return _result(J, _divided(v, _norm(v)), *numbers)
 

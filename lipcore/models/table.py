@@ -9,10 +9,16 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import pandas as pd
+
+#: Columns that are shown in any case.
+KEPT = ("layer", "sigma")
+#: Characters in a line of what stands above a table.
+WIDTH = 80
 
 
 @dataclass(eq=False)
@@ -28,6 +34,10 @@ class Table:
     complete : bool
         False where the measuring was interrupted, or still goes on.
 
+    Notes
+    -----
+    Shown is what differs: a column with one value in all of several rows is said once, above them.
+
     Examples
     --------
     >>> table = Table("two layers", [{"layer": "a", "sigma": 2.0}, {"layer": "b", "sigma": None}])
@@ -38,6 +48,11 @@ class Table:
     b      -
     >>> table["sigma"]
     [2.0, None]
+    >>> Table("twice", [{"layer": "a", "sigma": x, "converged": True} for x in (1.0, 2.0)])
+    twice; converged: yes
+    layer  sigma
+    a      1
+    a      2
     """
 
     title: str
@@ -59,20 +74,31 @@ class Table:
         """Names of the columns."""
         return list(self.rows[0]) if self.rows else []
 
-    def _cells(self) -> list[list[str]]:
-        return [self.columns, *([show(value) for value in row.values()] for row in self.rows)]
+    def _shown(self) -> tuple[str, list[list[str]]]:
+        """The title and what all rows have in common, and the cells of what differs."""
+        rows = [{name: show(value) for name, value in row.items()} for row in self.rows]
+        alike = {}
+        if len(rows) > 1:
+            cells = {name: {row[name] for row in rows} for name in self.columns}
+            alike = {name: min(x) for name, x in cells.items() if len(x) == 1 and name not in KEPT}
+        title = "; ".join([self.title, *(f"{name}: {x}" for name, x in alike.items() if x)])
+        columns = [name for name in self.columns if name not in alike]
+        return title, [columns, *([row[name] for name in columns] for row in rows)]
 
     def __repr__(self) -> str:
-        lines = [self.title, *(aligned(self._cells(), str.ljust) if self.rows else [])]
+        title, cells = self._shown()
+        lines = wrap(title, WIDTH, break_long_words=False, break_on_hyphens=False)
+        lines += aligned(cells, str.ljust) if self.rows else []
         return "\n".join(lines if self.complete else [*lines, "interrupted: there are more"])
 
     def _repr_html_(self) -> str:
         """The table in a notebook."""
-        titles, *rows = [[html.escape(cell) for cell in row] for row in self._cells()]
+        title, cells = self._shown()
+        titles, *rows = [[html.escape(cell) for cell in row] for row in cells]
         lines = ["".join(f"<td>{cell}</td>" for cell in row) for row in rows]
-        head = "".join(f"<th>{title}</th>" for title in titles)
+        head = "".join(f"<th>{name}</th>" for name in titles)
         body = "".join(f"<tr>{line}</tr>" for line in lines)
-        caption = html.escape(self.title) + ("" if self.complete else " (interrupted)")
+        caption = html.escape(title) + ("" if self.complete else " (interrupted)")
         return f"<table><caption>{caption}</caption><tr>{head}</tr>{body}</table>"
 
     def to_pandas(self) -> pd.DataFrame:

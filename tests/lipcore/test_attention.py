@@ -503,3 +503,10 @@ def test_nothing_to_compress(make_case):
 def test_log_weights_of_long_sequences_make_no_square_array(causal, monkeypatch):
     monkeypatch.setattr(Attention, "mask_scores_", lambda *_: pytest.fail("an n × n array"))
     Attention.from_matrices(EYE, EYE, causal=causal, log_weights=torch.zeros(30))
+
+
+def test_printed_in_one_line():
+    head = Attention.from_matrices(torch.eye(3), torch.ones(2, 3), causal=True)
+    assert repr(head) == "Attention(1 head, 3 → 2 dimensions, causal)"
+    many = Attention(*torch.ones(3, 4, 2, 8), rotary=torch.ones(1), mask=torch.eye(5).bool())
+    assert repr(many) == "Attention(4 heads, 8 → 8 dimensions, mask, rotary)"

@@ -26,10 +26,12 @@ FOCUSED = """() => {
   const card = e.matches('.sd-stretched-link') ? e.closest('.sd-card') : e;  // such a link covers its card
   const drawn = (s) => (s.outlineStyle !== 'none' && parseFloat(s.outlineWidth) > 0) || s.boxShadow !== 'none';
   const box = card.getBoundingClientRect(), style = getComputedStyle(card);
+  const ring = e.querySelector('.live-touch');  // a token of a live picture has a ring in its place
+  const ringed = ring && getComputedStyle(ring).stroke !== 'none';
   const inside = box.bottom > 0 && box.top < innerHeight && box.right > 0 && box.left < innerWidth;
   return {stop: e.dataset.stop, tag: e.tagName,
           name: (e.getAttribute('aria-label') || e.textContent || e.title || '').trim().slice(0, 40),
-          scrolls: e.scrollWidth > e.clientWidth + 1, marked: drawn(style),
+          scrolls: e.scrollWidth > e.clientWidth + 1, marked: drawn(style) || !!ringed,
           shown: inside && box.width > 0 && box.height > 0 && style.visibility !== 'hidden'};
 }"""
 

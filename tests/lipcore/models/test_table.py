@@ -126,9 +126,12 @@ def test_progress_bar(model, X, capsys):
 def test_as_text_json_html_and_for_pandas(model, X, tmp_path):
     table = measure(model, X, layers=0)
     lines = str(table).splitlines()
-    assert lines[0] == "attention of TransformerEncoder, σ to 0.0001 relative"
-    assert lines[1].split() == COLUMNS
-    assert len(lines) == 4
+    assert " ".join(lines[:2]) == (
+        "attention of TransformerEncoder, σ to 0.0001 relative; kind: MultiheadAttention; "
+        "shape: 4 × 8; probability: 0.999; converged: yes"
+    )
+    assert lines[2].split() == ["layer", "sequence", "sigma", "lower", "upper"]
+    assert len(lines) == 5
     frame = table.to_pandas()
     assert list(frame) == COLUMNS
     assert frame["sigma"].tolist() == table["sigma"]
@@ -137,6 +140,15 @@ def test_as_text_json_html_and_for_pandas(model, X, tmp_path):
     assert [row["sigma"] for row in content["rows"]] == table["sigma"]
     assert table._repr_html_().count("<tr>") == 3
     assert "4 × 8" in table._repr_html_()
+
+
+def test_what_differs_and_what_is_asked_for_is_shown_in_each_row():
+    rows = [{"layer": "a", "sigma": 1.0, "upper": 2.0, "note": note} for note in ("", "odd")]
+    titles = [str(Table("t", chosen)).splitlines()[1].split() for chosen in (rows, rows[:1])]
+    assert titles == [["layer", "sigma", "note"], ["layer", "sigma", "upper", "note"]]
+    assert str(Table("t", rows)).splitlines()[0] == "t; upper: 2"
+    assert "<caption>t; upper: 2</caption>" in Table("t", rows)._repr_html_()
+    assert Table("t", rows).columns == ["layer", "sigma", "upper", "note"]
 
 
 def test_what_is_not_known_is_null_and_a_dash():
