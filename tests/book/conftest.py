@@ -111,15 +111,15 @@ By {prf:ref}`thm-growth` and {eq}`eq-squares`.
 What grows, decays backwards.
 ````
 
-```{dropdown} Proof
-By {prf:ref}`thm-growth` and {prf:ref}`lem-unclaimed`.
-```
-
 ````{prf:lemma} Without a claim
 :label: lem-unclaimed
 
 Nothing is said.
 ````
+
+```{dropdown} Proof of the theorem
+By {prf:ref}`thm-growth` and {prf:ref}`lem-unclaimed`.
+```
 
 ```{code-cell} python3
 :tags: [remove-input]

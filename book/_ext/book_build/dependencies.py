@@ -1,8 +1,8 @@
 """``{dependencies}``: what rests on what, read from the proofs and drawn when the book is built.
 
-A proof is a dropdown whose title begins with that word; it belongs to the theorem that its title names, or else to
-the last one before it. It rests on every theorem that it refers to. The picture shows the theorems that have claims
-and rest on another such theorem, or carry one: a row for each chapter, and a line for each reference.
+A proof is a dropdown whose title begins with that word; it belongs to the last theorem before it, or to the last lemma
+where the title says “Proof of the lemma”. It rests on every theorem that it refers to. The picture shows the theorems
+that have claims and rest on another such theorem, or carry one: a row for each chapter, a line for each reference.
 """
 
 from __future__ import annotations
@@ -68,12 +68,13 @@ def theorems_of(doctree: nodes.document) -> dict[str, dict]:
     found: dict[str, dict] = {}
     for node in doctree.findall(nodes.Element):
         if "label" in node and "proof" in node.get("classes", []):
-            found[node["label"]] = {"name": name_of(node), "grounds": []}
+            facts = {"name": name_of(node), "kind": node["realtype"], "grounds": []}
+            found[node["label"]] = facts
         elif is_proof(node):
-            named = references(node[0]) or list(found)[-1:]
-            for label in named:
-                if label in found:
-                    found[label]["grounds"] += references(node)
+            title = node[0].astext().split()
+            named = [facts for facts in found.values() if facts["kind"] in title]
+            for facts in (named or list(found.values()))[-1:]:
+                facts["grounds"] += references(node)
     return found
 
 
