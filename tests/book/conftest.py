@@ -48,7 +48,7 @@ See {doc}`../notebooks/one`, {cite:t}`castin2024` and {repository}`the list <blo
 ```{colours}
 ```
 """,
-    "book/scoreboard.md": "# Scoreboard\n\n```{scoreboard}\n```\n",
+    "book/scoreboard.md": "# Scoreboard\n\n```{scoreboard}\n```\n\n```{dependencies}\n```\n",
     "book/bibliography.md": "# Bibliography\n\n```{bibliography}\n:all:\n```\n",
     "data/table.txt": "1",
     "notebooks/one.md": NOTEBOOK
@@ -104,6 +104,28 @@ claim("shrinks", "The norm is below $1$.", source="book", status="fails", ratio=
 # Two
 
 By {prf:ref}`thm-growth` and {eq}`eq-squares`.
+
+````{prf:theorem} $\\sqrt n$ & decay
+:label: thm-decay
+
+What grows, decays backwards.
+````
+
+````{prf:lemma} Without a claim
+:label: lem-unclaimed
+
+Nothing is said.
+````
+
+```{dropdown} Proof of the theorem
+By {prf:ref}`thm-growth` and {prf:ref}`lem-unclaimed`.
+```
+
+```{code-cell} python3
+:tags: [remove-input]
+from lipcore.lab.claims import claim
+claim("decay", "It decays.", source="book", status="checked", ratio=0.5, theorem="thm-decay")
+```
 
 ```{code-cell} python3
 from pathlib import Path

@@ -10,6 +10,7 @@ editions   links to the PDF and the archive of the site
 provenance when, with what and how long each page was executed; the versions of all libraries
 citations  works named by author and year, in the text, the bibliography and on claims
 scoreboard the table of claims, collected from the executed pages
+dependencies what rests on what, read from the proofs
 figures    each figure for light and for dark pages, from one dictionary of colours
 figurelist the list of figures
 dictionary the dictionary of colours, as a table and for style sheets
@@ -30,6 +31,7 @@ from sphinx.application import Sphinx
 
 from . import (
     citations,
+    dependencies,
     dictionary,
     downloads,
     editions,
@@ -66,6 +68,7 @@ def setup(app: Sphinx) -> dict:
         reference,
         citations,
         scoreboard,
+        dependencies,
         results,
         editions,
         hover,
@@ -76,7 +79,7 @@ def setup(app: Sphinx) -> dict:
         part.setup(app)
     return {
         "version": __version__,
-        "env_version": 6,
+        "env_version": 7,
         "parallel_read_safe": False,
         "parallel_write_safe": True,
     }

@@ -29,6 +29,7 @@ QUOTED = {"admonition", "note", "tip", "hint", "important", "warning", "seealso"
 GENERATED = {
     "bibliography",
     "scoreboard",
+    "dependencies",
     "versions-table",
     "nb-exec-table",
     "toctree",
