@@ -59,7 +59,13 @@ def local_upper(attention: Attention, X: Tensor) -> Tensor:
         alone = heads.terms(None).sum(-1)
         projected = alone if left is None else heads.terms(left).sum(-1)
         bounds.append(join_heads(wide, alone, projected))
-    return torch.stack(bounds).reshape(X.shape[:-2]).to(X.dtype)
+    return _rounded_up(torch.stack(bounds).reshape(X.shape[:-2]), X.dtype)
+
+
+def _rounded_up(bound: Tensor, dtype: torch.dtype) -> Tensor:
+    """The bound in ``dtype``, not below what it is in float64."""
+    rounded = bound.to(dtype)
+    return torch.where(rounded < bound, rounded.nextafter(rounded.new_tensor(torch.inf)), rounded)
 
 
 def local_terms(attention: Attention, X: Tensor) -> Tensor:

@@ -119,6 +119,12 @@ def test_bound_in_single_precision(case):
     torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=0)
 
 
+def test_bound_in_single_precision_is_rounded_up(generator):
+    X = torch.randn(40, 5, 3, generator=generator)
+    f = Attention.from_matrices(torch.diag(torch.tensor([1.0, -2.0, 0.5])), torch.eye(3))
+    assert (local_upper(f, X).double() >= local_upper(f.to(F64), X.double())).all()
+
+
 def test_bound_holds_in_float32_where_near_tokens_tie(generator, truth):
     """Two tokens 1e-4 apart, under scores of 1e4: their covariance is below the rounding of float32."""
     for _ in range(6):
