@@ -190,9 +190,13 @@ def caption(cell, number: Callable[[str], str]) -> list:
 
 
 def show_pictures(cell) -> None:
-    """Put drawings into HTML: Jupyter does not show an SVG in a notebook from elsewhere."""
+    """Put drawings into HTML: Jupyter does not show an SVG in a notebook from elsewhere.
+
+    Their PDFs, which the page offers, go.
+    """
     alt = cell.metadata.get("mystnb", {}).get("image", {}).get("alt", "")
     for output in cell.outputs:
+        output.get("data", {}).pop("application/pdf", None)
         svg = output.get("data", {}).pop("image/svg+xml", None)
         if svg is not None:
             address = "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
@@ -212,8 +216,6 @@ def convert(app: Sphinx, docname: str) -> nbformat.NotebookNode:
     ]
     for index, cell in enumerate(cells):
         cell["id"] = f"cell-{index}"
-        for output in cell.get("outputs", []):  # the page offers it, a notebook shows the SVG
-            output.get("data", {}).pop("application/pdf", None)
         if cell.cell_type == "markdown":
             cell.source = converter.convert(cell.source)
             continue

@@ -29,7 +29,7 @@ from .hover import article_of
 
 LEFT_OUT = (
     "script, style, template, canvas, iframe, button, a.headerlink, .figure-files, img.only-dark, "
-    ".d-print-none, .no-print, .toggle-button"
+    ".d-print-none, .no-print, .toggle-button, .live, .board-filter"
 )
 SCALE = 0.9  # of paper to screen
 COLUMN = round(627 / SCALE)  # the column of an A4 page, in pixels of the screen
@@ -265,6 +265,7 @@ def document(root: Path, site: Path, chapters: dict[str, Chapter], today: str) -
 <title>{html.escape(title)}</title>
 <meta name="author" content="{html.escape(config["author"])}">
 <link rel="stylesheet" href="{link}/pygments.css">
+<link rel="stylesheet" href="{link}/colours.css">
 <style>{style}
 {chr(10).join(pages)}</style>
 <script>{mathjax_settings(site, list(chapters))}</script>
