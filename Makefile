@@ -91,6 +91,7 @@ sweep: $(STAMP) $(WEIGHTS)  ## measure what Part III rests on (20 minutes of one
 bench: $(STAMP) $(WEIGHTS)  ## time the package against its rivals (some minutes; leave the machine alone), store the table
 	$(BIN)/python -m pytest benchmarks --benchmark-only --benchmark-columns=min,median,rounds --benchmark-json=$(BUILD)/benchmarks.json $(BENCH_FLAGS)
 	$(BIN)/python -m benchmarks.distil $(BUILD)/benchmarks.json book/data/benchmarks.json
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.stops book/data/benchmarks.json
 
 lint: $(STAMP)  ## check the style
 	$(BIN)/ruff check .
