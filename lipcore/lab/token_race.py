@@ -129,13 +129,13 @@ def run(
 
 def starts(model: LanguageModel) -> Tensor:
     """Pieces of the manual, one a repeat, on which no setting was chosen: (repeats, n)."""
-    return sequences(model, load_text("pydoc"), LENGTH, REPEATS, start=CHOSEN_ON)
+    return sequences(model, load_text("pydoc")[:30_000], LENGTH, REPEATS, start=CHOSEN_ON)
 
 
 def race(
     model: LanguageModel, layer: int, *, entrants: dict[str, Entrant] = ENTRANTS
 ) -> Iterator[dict]:
-    """Yield one record a run: entrant, seed, best values so far, the sequence at the end."""
+    """Yield one record a run: entrant, seed, piece of text, best values so far, last sequence."""
     allowed, pieces = plain_tokens(model), starts(model)
     for name, entrant in entrants.items():
         for seed, ids in enumerate(pieces):
@@ -143,6 +143,7 @@ def race(
             yield {
                 "entrant": name,
                 "seed": seed,
+                "text": ids.tolist(),
                 "best": [float(f"{value:.5g}") for value in found.history[::EVERY].tolist()],
                 "ids": found.ids.tolist(),
             }
@@ -154,7 +155,8 @@ def stored() -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        Columns ``entrant``, ``seed``, ``best`` (after 1, 9, …, 161 evaluations) and ``ids``;
+        Columns ``entrant``, ``seed``, ``text`` (the piece where a search without random sequences
+        begins), ``best`` (after 1, 9, …, 161 evaluations) and ``ids`` (the sequence at the end);
         ``attrs`` say how it was made.
     """
     import pandas as pd
