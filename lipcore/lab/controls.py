@@ -1,50 +1,85 @@
-"""What a text is compared with: the same tokens in another order, any tokens, one token."""
+"""Controls: texts without meaning, and weights that have learnt no attention."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from lipcore.models.language_model import LanguageModel
 
-def controls(ids: Tensor, vocabulary: Tensor, *, generator: torch.Generator) -> dict[str, Tensor]:
-    """Three controls of as many sequences, as long as those of a text.
+#: What is taken from the model or its text, and what is left; ``""`` is the text as it is.
+CONTROLS = ("", "shuffled", "uniform", "repeated", "permuted")
+
+
+def control_tokens(
+    ids: Tensor, control: str, *, vocab_size: int, generator: torch.Generator
+) -> Tensor:
+    """A text of the same length without what the control takes from it.
 
     Parameters
     ----------
-    ids : Tensor of integers, shape (count, n)
-        Pieces of the text.
-    vocabulary : Tensor of integers, shape (tokens,)
-        The tokens to draw from.
+    ids : Tensor of integers, shape (tokens,)
+        The whole text: its beginning stays the beginning of what comes out, whatever the length
+        that is cut from it.
+    control : str
+        * ``"shuffled"``: its tokens in random order: the frequencies are left;
+        * ``"uniform"``: tokens drawn uniformly from the vocabulary: nothing is left;
+        * any other: the text as it is.
+    vocab_size : int
     generator : torch.Generator
 
     Returns
     -------
-    dict of Tensors, shape (count, n)
-        ``"shuffled"``: all tokens of the text in random order, across its pieces; ``"random"``:
-        tokens drawn uniformly from the vocabulary; ``"repeated"``: in each sequence one token of
-        the text, drawn at random, n times.
+    Tensor of integers, shape (tokens,)
+
+    Examples
+    --------
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> text = torch.tensor([5, 5, 5, 7])
+    >>> control_tokens(text, "shuffled", vocab_size=9, generator=generator).tolist()
+    [5, 5, 7, 5]
+    """
+    check_control(control)
+    if control == "shuffled":
+        return ids[torch.randperm(len(ids), generator=generator)]
+    if control == "uniform":
+        return torch.randint(vocab_size, ids.shape, generator=generator)
+    return ids
+
+
+@torch.no_grad()
+def permute_scores(model: LanguageModel, *, generator: torch.Generator) -> None:
+    """Put the entries of every layer's query and key matrices in a random order, in place.
+
+    Their size and their distribution stay; what the model has learnt to look at is lost. Values,
+    the other layers and the embeddings stay as they are.
+
+    Parameters
+    ----------
+    model : LanguageModel
+        BERT or Llama, whose queries and keys are matrices of their own.
+    generator : torch.Generator
 
     Raises
     ------
     ValueError
-        If ids are not sequences, or there is no token to draw from.
-
-    Examples
-    --------
-    >>> draw = torch.Generator().manual_seed(0)
-    >>> found = controls(torch.tensor([[5, 6, 7], [8, 8, 9]]), torch.arange(50), generator=draw)
-    >>> sorted(found["shuffled"].flatten().tolist()), found["repeated"].tolist()
-    ([5, 6, 7, 8, 8, 9], [[7, 7, 7], [5, 5, 5]])
+        If the model keeps queries, keys and values in one matrix.
     """
-    if ids.ndim != 2 or not ids.numel():
-        raise ValueError(f"ids: expected shape (count, n), got {tuple(ids.shape)}")
-    if vocabulary.ndim != 1 or not len(vocabulary):
-        raise ValueError(f"vocabulary: expected a vector, got {tuple(vocabulary.shape)}")
-    order = torch.randperm(ids.numel(), generator=generator)
-    drawn = torch.randint(len(vocabulary), ids.shape, generator=generator)
-    one = torch.randint(ids.numel(), (len(ids), 1), generator=generator)
-    return {
-        "shuffled": ids.flatten()[order].reshape(ids.shape),
-        "random": vocabulary[drawn],
-        "repeated": ids.flatten()[one].expand_as(ids),
-    }
+    ends = ("q_proj.weight", "k_proj.weight", "query.weight", "key.weight")
+    found = [weight for name, weight in model.model.named_parameters() if name.endswith(ends)]
+    if len(found) != 2 * model.n_layers:
+        raise ValueError(
+            f"model: expected query and key matrices in each of {model.n_layers} layers, "
+            f"found {len(found)} in {model.name}"
+        )
+    for weight in found:
+        order = torch.randperm(weight.numel(), generator=generator)
+        weight.copy_(weight.flatten()[order].view_as(weight))
+
+
+def check_control(control: str) -> str:
+    """Return the name of a control, or raise ValueError if there is no such."""
+    if control not in CONTROLS:
+        named = ", ".join(map(repr, CONTROLS))
+        raise ValueError(f"control: expected one of {named}, got {control!r}")
+    return control

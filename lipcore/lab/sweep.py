@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import json
 import os
+import sys
 import time
 import tomllib
 import uuid
@@ -27,7 +28,6 @@ from lipcore import models
 from lipcore._checks import check_count, check_number
 from lipcore.attention import Attention
 from lipcore.lab._threads import one_thread
-from lipcore.lab.data import stored_file
 from lipcore.models.language_model import LanguageModel
 from lipcore.models.measure import BOUNDS, check_bounds, measure_layer
 from lipcore.models.texts import load_text, sequences
@@ -342,7 +342,14 @@ def stored() -> pd.DataFrame:
     """
     import pandas as pd
 
-    return pd.read_parquet(stored_file("sweep.parquet", "make sweep"))
+    repository = Path(lipcore.__file__).parents[1] / "book" / "data"
+    installed = Path(sys.prefix) / "share" / "lipcore"
+    for place in (repository, installed):
+        if (place / "sweep.parquet").is_file():
+            return pd.read_parquet(place / "sweep.parquet")
+    raise FileNotFoundError(
+        f"the stored sweep is neither in {repository} nor in {installed}: 'make sweep' measures it"
+    )
 
 
 def _ordered(cells: Iterable[Cell]) -> list[Cell]:

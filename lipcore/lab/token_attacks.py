@@ -251,10 +251,10 @@ def random_sequences(
 
     Parameters
     ----------
-    model, layer, evaluations, batch, allowed, generator, progress
-        As in :func:`guided_search`.
     n : int
         Tokens in a sequence.
+    model, layer, evaluations, batch, allowed, generator, progress
+        Those of :func:`guided_search`.
 
     Returns
     -------
