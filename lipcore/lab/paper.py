@@ -271,6 +271,8 @@ def _save(path: Path, fig: Figure) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return 0, or 2 with one line if something cannot be had."""
+    import pooch
+
     parser = argparse.ArgumentParser(
         prog="python -m lipcore.lab.paper", description="Redo the paper's figures on its models."
     )
@@ -285,6 +287,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--every", type=int, default=1, help="only every so many lengths")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     options = parser.parse_args(arguments)
+    pooch.get_logger().setLevel("WARNING")  # else a refusal has more than one line
     try:
         instead = dict(pair.split("=", 1) for pair in options.instead)
         table = redo(
