@@ -111,9 +111,8 @@ def masked_upper_rate(*, A: Tensor, radius: float, norm_v: float, log: bool = Fa
     .. math:: \mathrm{Lip}(f^m|B_R^n) \le
         \|V\|_2 \Big( 2(1+2a)\min\big(e^a, \sqrt{N e^{1+g^*}}\big) + a \Big)
 
-    with :math:`g^* = g_AR^2` and :math:`N = (2a\sqrt r+1)^r`, the cubes of the proof, r the rank of
-    A; its other way to cut the ball has :math:`(4a+1)^r` cells, fewer for r > 4, and is not used
-    here. For measures in time too (:prf:ref:`thm-timed-upper`).
+    with :math:`g^* = g_AR^2` and :math:`N = (1 + 2a\min(2, \sqrt r))^r`, r the rank of A: cubes up
+    to rank four, Voronoi cells beyond. For measures in time too (:prf:ref:`thm-timed-upper`).
 
     Examples
     --------
