@@ -261,7 +261,9 @@ def test_a_claim_stands_in_the_box_of_its_theorem(book):
     theorem = page.get_element_by_id("thm-growth")
     line = theorem.get_element_by_id("claim-growth")
     words = " ".join(line.text_content().split())
-    assert words.startswith("Proved here, constant enclosed · closest call seen: 0.5 · Castin et al. ")
+    assert words.startswith(
+        "Proved here, constant enclosed · closest call seen: 0.5 · Castin et al. "
+    )
     links = [link.get("href") for link in line.iter("a")]
     assert [link.split("#")[0] for link in links] == [
         "../book/bibliography.html",
