@@ -1,8 +1,9 @@
 r"""How much attention one key can collect: bounds of the column sums of P.
 
 Every upper bound for the ball is a function of a, n and these sums. Without a mask they are at most
-:math:`e^{g^*}` (:prf:ref:`lem-columns`). With a causal mask that is not known; there the ball is
-cut into cells within which scores vary little, and the queries of a cell are keys of it too.
+:math:`e^{g^*}` (:prf:ref:`lem-columns`). With a causal mask that is not true, even up to powers of
+a (:prf:ref:`thm-masked-planes`); there the ball is cut into cells within which scores vary little,
+and the queries of a cell are keys of it too.
 """
 
 from __future__ import annotations
