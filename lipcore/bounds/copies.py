@@ -82,8 +82,8 @@ def own_lower(
         \Big\|_2, \qquad \theta = \frac{2m}n, \quad\text{or } \theta = \tfrac14
         \text{ for } n = 2,
 
-    for the unit vector w with the largest :math:`\|Vw\|\,\|A^\top w\|`, which is at least half
-    of :math:`\|V\|_2\|A\|_2`. Zero for one token.
+    for the unit vector w found with the largest :math:`\|Vw\|\,\|A^\top w\|`, which is at least half
+    of :math:`\|V\|_2\|A\|_2`. Zero for one token, and where A is zero.
 
     Examples
     --------
@@ -293,27 +293,49 @@ def _checked(
 
 
 def _torn_between(A: Tensor, V: Tensor, n: int | None, radius: float) -> _Found | None:
-    """The best w: it maximises s‖Vw‖² + (1−s)‖Aᵀw‖² for some s, of which a grid is tried."""
+    """The direction w, and what it reaches."""
     A, V, n, radius = _checked(A, V, n, radius)
     if n == 1 or radius == 0 or not bool(A.any()) or not bool(V.any()):
         return None
     norm_a, norm_v = (torch.linalg.matrix_norm(M, 2) for M in (A, V))
     unit_a = A / norm_a
     unit_v = V / norm_v
-    s = torch.linspace(0, 1, _SHARES + 1, dtype=A.dtype, device=A.device)[:, None, None]
-    mixed = s * unit_v.mT @ unit_v + (1 - s) * unit_a @ unit_a.mT
-    w = torch.linalg.eigh(mixed).eigenvectors[..., -1]
-    w = w[((w @ unit_v.mT).norm(dim=-1) * (w @ unit_a).norm(dim=-1)).argmax()]
-    side = 0 if n is None else (n - 1) // 2
-    counts = torch.tensor([0, 0, 0] if n is None else [n - 2 * side, side, side])
-    spread = 1.0 if n is None else 2 * side / n
-    if n == 2:
-        counts = torch.tensor([1, 1, 0])
-        spread = 1 / 4
+    w = _pulled_most(unit_v, unit_a.mT)
+    if n is not None and n <= 2**53:
+        side = max((n - 1) // 2, 1)
+        counts = torch.tensor([n - 2 * side, side, side] if n > 2 else [1, 1, 0])
+        spread = 2 * side / n if n > 2 else 1 / 4
+        own = 1 / n
+    else:  # nearly all tokens are on the two sides
+        counts = torch.zeros(3, dtype=torch.long)
+        spread = 1.0 if n is None else 1 - 2**-52
+        own = 0.0
     pull = spread * exp(_log_square(A, radius) + math.log(norm_a.item()))
-    row = torch.outer(unit_v @ w, pull * (w @ unit_a)) + (unit_v / n if n else 0)
+    row = torch.outer(unit_v @ w, pull * (w @ unit_a)) + own * unit_v
     reached = math.log(norm_v.item()) + log_(torch.linalg.matrix_norm(row, 2).item())
     return torch.stack([0 * w, w, -w]), reached, counts
+
+
+def _pulled_most(V: Tensor, B: Tensor) -> Tensor:
+    """A unit w with a large ‖Vw‖ ‖Bw‖, for norms one; at least half.
+
+    The best w maximises s‖Vw‖² + (1−s)‖Bw‖² for some s, at which both terms are equal: the set of
+    pairs (‖Vw‖², ‖Bw‖²) has a convex hull without better products.
+    """
+    p, q = (torch.linalg.svd(M).Vh[0] for M in (V, B))
+    tried = [p + q if p @ q >= 0 else p - q]
+    low = 0.0
+    high = 1.0
+    for _ in range(30):
+        s = (low + high) / 2
+        tried.append(torch.linalg.eigh(s * V.mT @ V + (1 - s) * B.mT @ B).eigenvectors[:, -1])
+        if s * (V @ tried[-1]).norm() ** 2 > (1 - s) * (B @ tried[-1]).norm() ** 2:
+            high = s
+        else:
+            low = s
+    w = torch.stack(tried)
+    w = w / w.norm(dim=-1, keepdim=True)
+    return w[((w @ V.mT).norm(dim=-1) * (w @ B.mT).norm(dim=-1)).argmax()]
 
 
 def _copied(A: Tensor, V: Tensor, n: int | None, radius: float) -> tuple[Tensor, float, int] | None:
