@@ -82,8 +82,8 @@ def own_lower(
         \Big\|_2, \qquad \theta = \frac{2m}n, \quad\text{or } \theta = \tfrac14
         \text{ for } n = 2,
 
-    for the unit vector w found with the largest :math:`\|Vw\|\,\|A^\top w\|`, which is at least half
-    of :math:`\|V\|_2\|A\|_2`. Zero for one token, and where A is zero.
+    for the unit vector w found with the largest :math:`\|Vw\|\,\|A^\top w\|`, at least half of
+    :math:`\|V\|_2\|A\|_2`. Zero for one token, and where A is zero.
 
     Examples
     --------

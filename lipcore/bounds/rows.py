@@ -74,7 +74,7 @@ def log_two_dirac(log_a: float) -> float:
 
 
 def log_seen(n: int, log_across: float) -> float:
-    r"""log √n(1 + √2 M_n + ω/√2), for ‖V‖ = 1 and what V sees across, ω (:prf:ref:`thm-every-seen`).
+    r"""log √n(1 + √2 M_n + ω/√2) for ‖V‖ = 1; ω is what V sees across (:prf:ref:`thm-every-seen`).
 
     .. math:: M_n = \max_{0\le p\le1} p(1-p)\Big(\log\frac p{1-p} + \log(n-1)\Big)
         \le \tfrac14\,(1 + \log n)
