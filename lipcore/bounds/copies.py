@@ -295,11 +295,11 @@ def _checked(
 def _torn_between(A: Tensor, V: Tensor, n: int | None, radius: float) -> _Found | None:
     """The direction w, and what it reaches."""
     A, V, n, radius = _checked(A, V, n, radius)
-    if n == 1 or radius == 0 or not bool(A.any()) or not bool(V.any()):
+    if n == 1 or radius == 0 or not bool(A.any()):
         return None
     norm_a, norm_v = (torch.linalg.matrix_norm(M, 2) for M in (A, V))
     unit_a = A / norm_a
-    unit_v = V / norm_v
+    unit_v = V / norm_v if norm_v > 0 else V
     w = _pulled_most(unit_v, unit_a.mT)
     if n is not None and n <= 2**53:
         side = max((n - 1) // 2, 1)
@@ -312,7 +312,7 @@ def _torn_between(A: Tensor, V: Tensor, n: int | None, radius: float) -> _Found 
         own = 0.0
     pull = spread * exp(_log_square(A, radius) + math.log(norm_a.item()))
     row = torch.outer(unit_v @ w, pull * (w @ unit_a)) + own * unit_v
-    reached = math.log(norm_v.item()) + log_(torch.linalg.matrix_norm(row, 2).item())
+    reached = log_(norm_v.item()) + log_(torch.linalg.matrix_norm(row, 2).item())
     return torch.stack([0 * w, w, -w]), reached, counts
 
 

@@ -283,6 +283,13 @@ def test_one_torn_query_is_of_order_a_from_two_tokens_on(truth):
         assert value >= share * 100 * pulls.max().item() * (1 - 1e-3) - norm_v / n
 
 
+def test_a_torn_query_without_values_is_an_input_too():
+    assert bounds.own_lower(A=EYE, V=0 * EYE, radius=1.0, n=5) == 0
+    assert bounds.own_inputs(EYE, 5, 1.0, V=0 * EYE).shape == (5, 2)
+    with pytest.raises(ValueError, match="n: expected at least 2"):
+        bounds.own_inputs(EYE, 1, 1.0)
+
+
 def test_a_crowd_is_pulled_part_of_the_way_where_n_is_small():
     """V = eᵀ with e ⊥ x_1 − x_0, n far below e^g*: all of the way, the crowd would be won over."""
     A = -100 * torch.diag(torch.tensor([1.0, 0.5], dtype=F64))
