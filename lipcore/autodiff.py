@@ -16,6 +16,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.backends import mha
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from lipcore._checks import check_tokens
+
 # The choice of kernels, the seed and forward mode belong to the process: one thread at a time.
 _ALONE = threading.RLock()
 _DTYPES = re.compile(r"dtype|scalar type|Input type|data type")
@@ -148,6 +150,23 @@ class Derivative:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Converting a tensor with requires_grad")
             return self.fn(X.clone())  # a map that works in place must not change X
+
+
+def arranged(fn: Callable, X: Tensor, layout: str) -> tuple[Tensor, Callable]:
+    """X and the map with the batch in front: as they are, or both transposed from (n, batch, d)."""
+    check_tokens(X)
+    if layout == "NLE":
+        return X, fn
+    if layout != "LNE" or X.ndim != 3:
+        expected = "expected 'NLE', or 'LNE' with X of three dimensions"
+        raise ValueError(f"layout: {expected}, got {layout!r} with X of {X.ndim}")
+
+    def swapped(X: Tensor) -> Tensor:
+        value = fn(X.transpose(0, 1))
+        has_batch = isinstance(value, Tensor) and value.ndim > 1
+        return value.transpose(0, 1) if has_batch else value
+
+    return X.transpose(0, 1), swapped
 
 
 @contextlib.contextmanager

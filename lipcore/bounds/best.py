@@ -88,8 +88,8 @@ def best_upper(
     89.4
     """
     layer = _one_layer(A, V, attention, causal)
-    n = _tokens(layer, n)
     log_as = log_score_reach(layer, radius)
+    n = _tokens(layer, n)
     bounds = [_log_head(layer, head, n, log_a, radius) for head, log_a in enumerate(log_as)]
     return finish(log_join(layer, bounds), log)
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lipcore.attention import Attention
+from lipcore.gates import head_outputs
 from lipcore.models.capture import Call, Captured, captured, record, slow_path
 from lipcore.models.structure import is_attention, norm_role, projections
 
@@ -23,7 +24,6 @@ TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-6}
 #: Masks of transformers hide keys by the least number of their precision.
 _HIDDEN = -1e4
 _TOKENS = 5
-_ENTRIES = 2**23  # attention weights that are worked out at a time
 
 
 def from_module(module: nn.Module, *args, **inputs) -> Attention:
@@ -106,12 +106,8 @@ def _agree(attention: Attention, X: Tensor, Y: Tensor) -> bool:
 
 def _output_of(attention: Attention, X: Tensor) -> Tensor:
     """The layer's output, some rows at a time, in memory linear in n."""
-    queries, keys, values = attention.project(attention.check_input(X))
-    n = X.shape[-2]
-    height = max(1, _ENTRIES // queries[..., 0].numel())
-    rows = [slice(start, min(start + height, n)) for start in range(0, n, height)]
-    parts = [attention.row_weights(queries, keys, part) @ values for part in rows]
-    return attention.join_heads(torch.cat(parts, dim=-2), bias=True)
+    heads = head_outputs(attention, X)
+    return attention.join_heads(attention.gated(heads, X), bias=True)
 
 
 def _candidates(module: nn.Module, fn: Captured) -> Iterator[Attention]:
