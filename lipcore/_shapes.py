@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lipcore._checks import check_number, check_real_tensor, check_same_kind
+from lipcore._checks import check_count, check_number, check_real_tensor, check_same_kind
 
 
 def check_shapes(layer) -> None:
@@ -39,6 +39,8 @@ def check_shapes(layer) -> None:
             raise ValueError(f"{name}: expected shape {shape}, got {tuple(tensor.shape)}")
     if layer.softcap is not None:
         check_number("softcap", layer.softcap, minimum=0, strict=True)
+    if layer.window is not None:
+        check_count("window", layer.window)
     for name in ("query_norm", "key_norm"):
         if not callable(getattr(layer, name) or abs):
             got = type(getattr(layer, name)).__name__

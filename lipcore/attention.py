@@ -71,6 +71,8 @@ class Attention:
     output_bias : Tensor, shape (q,), optional
     causal : bool
         Token i sees the tokens j ≤ i only.
+    window : int, optional
+        Token i sees the tokens that are fewer than ``window`` places away, itself included.
     mask : Tensor of bool, shape broadcastable to (…, heads, n, n), optional
         True where query i may see key j, in all sequences and heads or in each; it fixes n.
     bias : Tensor, shape broadcastable to (…, heads, n, n), optional
@@ -124,6 +126,7 @@ class Attention:
     key_norm: Callable[[Tensor], Tensor] | None = None
     gate: Tensor | None = None
     gate_bias: Tensor | None = None
+    window: int | None = None
 
     def __post_init__(self) -> None:
         check_shapes(self)
@@ -155,6 +158,21 @@ class Attention:
         A, V = check_head(A, V)
         identity = torch.eye(len(A), dtype=A.dtype, device=A.device)
         return cls(query=A[None], key=identity[None], value=V[None], scale=1.0, **options)
+
+    @classmethod
+    def from_module(cls, module: nn.Module, *args, **inputs) -> Attention:
+        """Read a layer out of a module of PyTorch or transformers, verified against it on the spot.
+
+        :func:`lipcore.models.modules.from_module` says what it takes, and what it refuses.
+
+        Examples
+        --------
+        >>> Attention.from_module(nn.MultiheadAttention(8, 2, batch_first=True).eval())
+        Attention(2 heads, 8 → 8 dimensions)
+        """
+        from lipcore.models.modules import from_module  # the models are built on this class
+
+        return from_module(module, *args, **inputs)
 
     def __repr__(self) -> str:
         """Sizes in one line, and what there is besides weights and their biases."""

@@ -31,7 +31,7 @@ class CrossAttention:
     Parameters
     ----------
     attention : Attention
-        Not causal: say with a mask who sees what.
+        Neither causal nor with a window: say with a mask who sees what.
     memory, queries : Tensor, shape (…, n, d)
         Exactly one of them, which is held fixed; its batch is that of the map's inputs, or none.
 
@@ -59,11 +59,10 @@ class CrossAttention:
         if (self.memory is None) == (self.queries is None):
             got = "none" if self.memory is None else "both"
             raise ValueError(f"memory, queries: expected one of them, the fixed one, got {got}")
-        if self.attention.causal:
+        if self.attention.causal or self.attention.window is not None:
             cure = "say with a mask of shape (queries, keys) who sees what"
-            raise ValueError(
-                f"attention: expected causal=False for two sequences, got True: {cure}"
-            )
+            got = "causal=True" if self.attention.causal else f"window={self.attention.window}"
+            raise ValueError(f"attention: expected one for two sequences, got {got}: {cure}")
         name, fixed, d = ("memory", self.memory, self.attention.key.shape[2])
         if self.memory is None:
             name, fixed, d = ("queries", self.queries, self.attention.d)

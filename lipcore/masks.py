@@ -53,11 +53,21 @@ def mask_scores_(layer, scores: Tensor, rows: slice, blocks=None) -> Tensor:
         scores += tile_of(layer.bias, rows, columns, blocks)
     if layer.mask is not None:
         scores.masked_fill_(~tile_of(layer.mask, rows, columns, blocks), -math.inf)
+    if layer.window is not None:
+        scores.masked_fill_(
+            ~_band(layer.window, rows.start, *scores.shape[-2:], scores.device), -math.inf
+        )
     if layer.causal:  # keys before the first of the rows are seen by all of them
         recent = scores[..., rows.start :]
         ones = torch.ones(recent.shape[-2:], dtype=torch.bool, device=recent.device)
         recent.masked_fill_(ones.triu_(1), -math.inf)
     return scores
+
+
+def _band(window: int, start: int, rows: int, columns: int, device) -> Tensor:
+    """Who sees whom in a window: rows from ``start`` on, keys from zero on."""
+    queries = torch.arange(start, start + rows, device=device)[:, None]
+    return (queries - torch.arange(columns, device=device)).abs() < window
 
 
 def kept(layer, scores: Tensor, blocks=None) -> Tensor | None:
@@ -94,9 +104,10 @@ def check_tables(layer) -> None:
             raise ValueError(f"{', '.join(numbers)}: expected one number of tokens, got {got}")
     rows = max((size[0] for size in sizes.values()), default=1)
     columns = max((size[1] for size in sizes.values()), default=1)
-    if layer.causal and min(rows, columns) > 1 and rows != columns:
-        got = f"({rows}, {columns})"
-        raise ValueError(f"mask, bias: expected them to be square beside causal=True, got {got}")
+    one_sequence = layer.causal or layer.window is not None
+    if one_sequence and min(rows, columns) > 1 and rows != columns:
+        expected = "expected them to be square beside causal=True or a window"
+        raise ValueError(f"mask, bias: {expected}, got ({rows}, {columns})")
     sinks = layer.sinks
     if sinks is not None:
         check_same_kind("sinks", sinks, layer.query, "query")
@@ -104,7 +115,7 @@ def check_tables(layer) -> None:
             expected = f"a number below +infinity for each of {layer.heads} heads"
             raise ValueError(f"sinks: expected {expected}, got shape {tuple(sinks.shape)}")
     if sizes:
-        _check_rows(layer, max(rows, columns) if layer.causal else rows, columns)
+        _check_rows(layer, max(rows, columns) if one_sequence else rows, columns)
 
 
 def _size(name: str, layer) -> tuple[int, int] | None:
@@ -137,12 +148,16 @@ def _check_rows(layer, rows: int, columns: int) -> None:
         bias = None  # hides nothing
     if mask is None and bias is None and masses is None:
         return
-    if mask is None and bias is None:  # the first key decides, or any of them: no n × n array
+    if (
+        mask is None and bias is None and layer.window is None
+    ):  # the first key decides, or any of them: no n × n array
         seen = (masses[:1] if layer.causal else masses) > -math.inf
         row = 0
     else:
         seen = torch.ones(rows, columns, dtype=torch.bool, device=layer.query.device)
         seen = seen.tril_() if layer.causal else seen
+        if layer.window is not None:
+            seen &= _band(layer.window, 0, rows, columns, seen.device)
         for allowed in (mask, None if bias is None else bias > -math.inf):
             seen = seen if allowed is None else seen & allowed
         seen = (seen if masses is None else seen & (masses > -math.inf)).any(-1)

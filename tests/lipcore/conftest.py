@@ -60,6 +60,12 @@ CASES = {
     "causal": ({}, {"causal": True}, (6,)),
     "mask": ({}, {"mask": _BAND}, (6,)),
     "causal mask": ({}, {"mask": _BAND, "causal": True}, (6,)),
+    "window": ({"heads": 2}, {"window": 2}, (6,)),
+    "causal window": (
+        {"heads": 2, "k": 4, "q": 3, "biases": _ALL_BIASES},
+        {"window": 3, "causal": True, "rotary": _ROTARY, "mask": _PADDING},
+        (2, 3, 5),
+    ),
     "log-weights": ({}, {"log_weights": _log_weights(0.1, 0.2, 0.3, 0.05, 0.25, 0.1)}, (6,)),
     "massless token": ({}, {"log_weights": _log_weights(0.5, 0.0, 0.3, 0.2)}, (4,)),
     "causal log-weights": (

@@ -38,6 +38,7 @@ def loop_weights(arrays: dict, X: np.ndarray, h: int, g: int, i: int) -> np.ndar
         visible = not (arrays.get("causal") and j > i) and not (
             "mask" in arrays and not arrays["mask"][h, i, j]
         )
+        visible = visible and abs(i - j) < arrays.get("window", n)
         if visible:
             query = turned(arrays, normed(arrays, "query", affine(arrays, "query", h, X[i])), i)
             key = turned(arrays, normed(arrays, "key", affine(arrays, "key", g, X[j])), j)

@@ -267,7 +267,7 @@ BAD = {
     ),
     "causal": (
         lambda: Attention(**WEIGHTS, causal=True).cross(memory=draw(6, MEMORY)),
-        "attention: expected causal=False for two sequences, got True: say with a mask",
+        "attention: expected one for two sequences, got causal=True: say with a mask",
     ),
     "memory of another dimension": (
         lambda: LAYER.cross(memory=draw(6, D)),
