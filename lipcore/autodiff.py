@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import re
 import sys
 import threading
@@ -89,6 +88,7 @@ class Derivative:
     def __init__(self, fn: Callable[[Tensor], Tensor], X: Tensor) -> None:
         self.fn = fn
         self._once = False  # whether some operation can be differentiated once only
+        self._transposed = None
         self.X = X.detach().clone(memory_format=torch.contiguous_format)
         self._input = self.X.clone().requires_grad_()
         self._output = self._called(self._input)
@@ -103,7 +103,11 @@ class Derivative:
     def pull(self, G: Tensor) -> Tensor:
         """Jᵀ[G], by reverse mode."""
         with undisturbed(G.device), _explained():
-            return self._pulled(G.clone())  # G may come from inference mode
+            G = G.detach().clone()  # it may come from inference mode
+            if self._transposed is None and not self._once:
+                with contextlib.suppress(RuntimeError):  # said below, or by push
+                    return self._transpose(G.requires_grad_())[1].detach()
+            return self._pulled(G.detach())
 
     def push(self, H: Tensor) -> Tensor:
         """J[H], by reverse mode through reverse mode; else by forward mode."""
@@ -113,7 +117,9 @@ class Derivative:
             if self._once:
                 return self._pushed_forward(H)
             try:
-                G, pulled = self._transposed
+                G, pulled = self._transposed or self._transpose(
+                    torch.zeros_like(self._output, requires_grad=True)
+                )
                 return torch.autograd.grad(pulled, G, H.clone(), retain_graph=True)[0]
             except torch.OutOfMemoryError:
                 raise
@@ -127,11 +133,10 @@ class Derivative:
         with torch.no_grad():
             return torch.func.jvp(self._called, (self.X,), (H.clone(),))[1]
 
-    @functools.cached_property
-    def _transposed(self) -> tuple[Tensor, Tensor]:
-        """Some G, and Jᵀ[G] as a function of it."""
-        G = torch.zeros_like(self._output, requires_grad=True)
-        return G, self._pulled(G, create_graph=True)
+    def _transpose(self, G: Tensor) -> tuple[Tensor, Tensor]:
+        """Some G, and Jᵀ[G] as a function of it: the same function wherever it starts."""
+        self._transposed = G, self._pulled(G, create_graph=True)
+        return self._transposed
 
     def _pulled(self, G: Tensor, *, create_graph: bool = False) -> Tensor:
         if not self._output.requires_grad:  # it does not depend on X, or hides that it does

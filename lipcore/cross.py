@@ -63,17 +63,20 @@ class CrossAttention:
             cure = "say with a mask of shape (queries, keys) who sees what"
             got = "causal=True" if self.attention.causal else f"window={self.attention.window}"
             raise ValueError(f"attention: expected one for two sequences, got {got}: {cure}")
-        name, fixed, d = ("memory", self.memory, self.attention.key.shape[2])
-        if self.memory is None:
-            name, fixed, d = ("queries", self.queries, self.attention.d)
-        check_tokens(fixed, d, name=name)
-        check_same_kind(name, fixed, self.attention.query, "the attention's weights")
+        name = "queries" if self.memory is None else "memory"
+        d = self.attention.d if self.memory is None else self.attention.key.shape[2]
+        check_tokens(self._fixed, d, name=name)
+        check_same_kind(name, self._fixed, self.attention.query, "the attention's weights")
 
     def __repr__(self) -> str:
         """The layer, and what is held fixed."""
-        what, fixed = ("queries", self.memory) if self.queries is None else ("memory", self.queries)
-        held = "memory" if what == "queries" else "queries"
-        return f"{self.attention!r} of {what}, at {held} of shape {tuple(fixed.shape)}"
+        moving = "queries" if self.queries is None else "memory"
+        held = "memory" if self.queries is None else "queries"
+        return f"{self.attention!r} of {moving}, at {held} of shape {tuple(self._fixed.shape)}"
+
+    @property
+    def _fixed(self) -> Tensor:
+        return self.memory if self.queries is None else self.queries
 
     @property
     def heads(self) -> int:
@@ -113,17 +116,16 @@ class CrossAttention:
 
     def pair(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """The queries' tokens and the memory, of which one is X, with the same batch."""
-        fixed = self.memory if self.queries is None else self.queries
-        fixed = fixed.expand(*X.shape[:-2], *fixed.shape[-2:])
+        fixed = self._fixed.expand(*X.shape[:-2], *self._fixed.shape[-2:])
         return (X, fixed) if self.queries is None else (fixed, X)
 
     def check_input(self, X: Tensor) -> Tensor:
         """Return X if this map can take it, else raise."""
         check_tokens(X, self.d)
         check_same_kind("X", X, self.attention.query, "the attention's weights")
-        fixed = self.memory if self.queries is None else self.queries
-        if fixed.ndim > 2 and fixed.shape[:-2] != X.shape[:-2]:
-            expected = f"the batch {tuple(fixed.shape[:-2])} of what is held fixed"
+        batch = self._fixed.shape[:-2]
+        if batch and batch != X.shape[:-2]:
+            expected = f"the batch {tuple(batch)} of what is held fixed"
             raise ValueError(f"X: expected {expected}, got shape {tuple(X.shape)}")
         check_fits(self.attention, *self.pair(X))
         return X
