@@ -87,7 +87,7 @@ class AttentionJacobian(LinearOperator):
         blocks, n = self._q.shape[:2]
         keys = self._k.shape[1]
         size = self._q.element_size()
-        self._cuts = cut_into_tiles(blocks, n, size, self.device.type, attention.causal, keys=keys)
+        self._cuts = cut_into_tiles(blocks, n, size, self.device.type, attention.causal, keys)
         self._P = None
         self._heaviest = self._q.new_empty(blocks, n, 1, dtype=torch.long)  # argmax_j P_ij
         if store is None:
@@ -199,9 +199,15 @@ class AttentionJacobian(LinearOperator):
 
 
 def cut_into_tiles(
-    blocks: int, n: int, itemsize: int, device: str = "cpu", causal: bool = False, *, keys: int
+    blocks: int,
+    n: int,
+    itemsize: int,
+    device: str = "cpu",
+    causal: bool = False,
+    keys: int | None = None,
 ) -> list[tuple[slice, slice, slice]]:
     """Cut P (blocks, n, keys) into tiles (heads, rows, all keys that they see), last rows first."""
+    keys = n if keys is None else keys
     entries = (TILE_BYTES if device == "cpu" else ACCELERATOR_TILE_BYTES) // itemsize
     height = min(n, max(TILE_ROWS, entries // keys))
     if causal:  # a tile reaches to the last key that its rows see: tall ones visit what is masked

@@ -344,7 +344,7 @@ BAD_INPUT = {
     "mask not square, and causal": (
         lambda: Attention.from_matrices(EYE, EYE, mask=torch.ones(2, 3).bool(), causal=True),
         ValueError,
-        r"mask, bias: expected them to be square beside causal=True, got \(2, 3\)",
+        r"mask, bias: expected them to be square beside causal=True or a window, got \(2, 3\)",
     ),
     "key of another shape": (
         lambda: Attention(**FOUR | {"key": torch.ones(2, 3, 4)}),
