@@ -20,7 +20,9 @@ import torch
 from lipcore import models
 from lipcore._checks import check_count
 from lipcore.adversarial import eigenvector_inputs, reduced_scores, shared_key_inputs
+from lipcore.lab import colours
 from lipcore.lab.numbers import decimal
+from lipcore.lab.plotting import figure, reference_slope, shared_legend, values_by_length
 from lipcore.lab.statistics import fit_exponent
 from lipcore.lab.sweep import Cell, sweep
 from lipcore.models.measure import measure_layer
@@ -238,9 +240,6 @@ def _crowds(found: dict[Head, _Values]) -> Figure:
 
 
 def _draw(values: dict[str, _Values], curves: Sequence[tuple]) -> Figure:
-    from lipcore.lab import colours
-    from lipcore.lab.plotting import figure, reference_slope, shared_legend, values_by_length
-
     fig, axes = figure(2, 2, width=9, height=7)
     for ax, (title, (lengths, sigma, released)), (exponent, prefactor) in zip(
         axes.flat, values.items(), curves, strict=True
@@ -265,7 +264,7 @@ def _save(path: Path, fig: Figure) -> None:
     import matplotlib.pyplot as plt
 
     for kind in ("svg", "png"):
-        fig.savefig(path.with_suffix(f".{kind}"), facecolor="white")
+        fig.savefig(path.with_suffix(f".{kind}"), facecolor=colours.colour("ground"))
     plt.close(fig)
 
 

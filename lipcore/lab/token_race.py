@@ -32,8 +32,10 @@ from lipcore.models.texts import load_text, sequences
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Tokens in a sequence, and exact evaluations that every entrant may spend.
-LENGTH, BUDGET = 16, 161
+#: Tokens in a sequence.
+LENGTH = 16
+#: Exact evaluations that every entrant may spend.
+BUDGET = 161
 #: Repeats, each with a text and a seed of its own.
 REPEATS = 48
 #: The settings of the searches were chosen on texts among these first tokens of the manual.
