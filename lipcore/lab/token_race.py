@@ -137,7 +137,8 @@ def race(
     model: LanguageModel, layer: int, *, entrants: dict[str, Entrant] = ENTRANTS
 ) -> Iterator[dict]:
     """Yield one record a run: entrant, seed, piece of text, best values so far, last sequence."""
-    allowed, pieces = plain_tokens(model), starts(model)
+    allowed = plain_tokens(model)
+    pieces = starts(model)
     for name, entrant in entrants.items():
         for seed, ids in enumerate(pieces):
             found = run(model, layer, entrant, ids, allowed=allowed, seed=seed)
