@@ -15,6 +15,7 @@ with TypeError.
 """
 
 from lipcore.bounds.best import best_upper
+from lipcore.bounds.change import change_upper, tangent_error_upper
 from lipcore.bounds.copies import (
     best_lower,
     copies_inputs,
@@ -89,6 +90,7 @@ __all__ = [
     "best_upper",
     "castin2024_released_compute_bound",
     "causal_average_norm",
+    "change_upper",
     "copies_inputs",
     "copies_lower",
     "eigen_gamma",
@@ -127,6 +129,7 @@ __all__ = [
     "score_gap_upper",
     "score_reach",
     "softmax_norm_upper",
+    "tangent_error_upper",
     "torn_inputs",
     "torn_lower",
     "torn_peak",

@@ -96,6 +96,22 @@ def check_covered(attention: Attention) -> None:
         raise ValueError(f"attention: expected one without {names}, which no bound here covers")
 
 
+def in_double(attention: Attention, X: Tensor) -> tuple[Attention, Tensor]:
+    """The layer and X (members, n, d) in float64: float32 rounds small covariances to zero."""
+    check_covered(attention)
+    attention.check_input(X)
+    members = X.flatten(0, -3) if X.ndim > 2 else X[None]
+    if X.dtype != torch.float64:
+        attention = attention.to(torch.float64)
+    return attention, members.double()
+
+
+def rounded_up(bound: Tensor, dtype: torch.dtype) -> Tensor:
+    """The bound in ``dtype``, not below what it is in float64."""
+    rounded = bound.to(dtype)
+    return torch.where(rounded < bound, rounded.nextafter(rounded.new_tensor(torch.inf)), rounded)
+
+
 def join_heads(attention: Attention, alone: Tensor, projected: Tensor) -> Tensor:
     r"""Bound of a layer from bounds of its heads (…, heads) (:prf:ref:`prop-norm-heads`).
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from lipcore.attention import Attention, check_scores, rotate
-from lipcore.bounds._matrices import square_root
-from lipcore.bounds.layer import check_covered, join_heads, output_roots
+from lipcore.bounds._matrices import covariances, second_moments, square_root
+from lipcore.bounds.layer import in_double, join_heads, output_roots, rounded_up
 from lipcore.masks import member
 
 
@@ -51,7 +51,7 @@ def local_upper(attention: Attention, X: Tensor) -> Tensor:
     >>> round(local_upper(f, torch.randn(3, 2)).item(), 4)
     1.0
     """
-    wide, members = _in_double(attention, X)
+    wide, members = in_double(attention, X)
     left = output_roots(wide)
     bounds = []
     for i, tokens in enumerate(members):
@@ -59,13 +59,7 @@ def local_upper(attention: Attention, X: Tensor) -> Tensor:
         alone = heads.terms(None).sum(-1)
         projected = alone if left is None else heads.terms(left).sum(-1)
         bounds.append(join_heads(wide, alone, projected))
-    return _rounded_up(torch.stack(bounds).reshape(X.shape[:-2]), X.dtype)
-
-
-def _rounded_up(bound: Tensor, dtype: torch.dtype) -> Tensor:
-    """The bound in ``dtype``, not below what it is in float64."""
-    rounded = bound.to(dtype)
-    return torch.where(rounded < bound, rounded.nextafter(rounded.new_tensor(torch.inf)), rounded)
+    return rounded_up(torch.stack(bounds).reshape(X.shape[:-2]), X.dtype)
 
 
 def local_terms(attention: Attention, X: Tensor) -> Tensor:
@@ -82,7 +76,7 @@ def local_terms(attention: Attention, X: Tensor) -> Tensor:
     >>> local_terms(f, torch.randn(4, 2)).round(decimals=4).abs()
     tensor([[3., 0., 0.]])
     """
-    wide, members = _in_double(attention, X)
+    wide, members = in_double(attention, X)
     left = output_roots(wide)
     each = [member(wide, X.shape[:-2], i) for i in range(len(members))]
     terms = [_heads_at(one, x).terms(left) for one, x in zip(each, members, strict=True)]
@@ -161,16 +155,6 @@ class _Heads:
         return torch.stack([mixing, _largest_norm(own), keys], dim=-1)
 
 
-def _in_double(attention: Attention, X: Tensor) -> tuple[Attention, Tensor]:
-    """The layer and X (members, n, d) in float64: float32 rounds small covariances to zero."""
-    check_covered(attention)
-    attention.check_input(X)
-    members = X.flatten(0, -3) if X.ndim > 2 else X[None]
-    if X.dtype != torch.float64:
-        attention = attention.to(torch.float64)
-    return attention, members.double()
-
-
 def _heads_at(attention: Attention, X: Tensor) -> _Heads:
     """The quantities of the local form at one X (n, d)."""
     queries, keys, values = attention.project(X)  # (heads, n, k), (heads, n, k), (heads, n, p)
@@ -179,8 +163,8 @@ def _heads_at(attention: Attention, X: Tensor) -> _Heads:
     # only differences of values and keys matter; centred, their covariances lose fewer digits
     v = values - values.mean(-2, keepdim=True)
     k = keys - keys.mean(-2, keepdim=True)
-    own = _covariances(P, v, k)  # V C_i Kᵀ
-    seen = _second_moments(P.mT, queries, queries)  # Σ_i P_ij q_i q_iᵀ
+    own = covariances(P, v, k)  # V C_i Kᵀ
+    seen = second_moments(P.mT, queries, queries)  # Σ_i P_ij q_i q_iᵀ
     angles = attention.angles(len(X))
     if angles is not None:  # both turn with their positions; undone, no norm changes
         own = _rotate_columns(own, -angles)
@@ -191,23 +175,9 @@ def _heads_at(attention: Attention, X: Tensor) -> _Heads:
         value=attention.value,
         norm_p=nonnegative_norm_upper(P),
         own=own @ query_root.mT,
-        spread=_covariances(P, v, v),
+        spread=covariances(P, v, v),
         seen=_largest_norm(key_root @ seen @ key_root.mT),
     )
-
-
-def _outer(a: Tensor, b: Tensor) -> Tensor:
-    return a[..., :, None] * b[..., None, :]
-
-
-def _second_moments(P: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Σ_j P_ij a_j b_jᵀ for each row i: (heads, n, p), (heads, n, k) → (heads, n, p, k)."""
-    return (P @ _outer(a, b).flatten(-2)).unflatten(-1, (a.shape[-1], b.shape[-1]))
-
-
-def _covariances(P: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Covariance of a and b under each row of P."""
-    return _second_moments(P, a, b) - _outer(P @ a, P @ b)
 
 
 def _rotate_columns(matrices: Tensor, angles: Tensor) -> Tensor:
