@@ -27,8 +27,9 @@ from lipcore.bounds.normalised import (
 from lipcore.masks import member
 from lipcore.spectral import local_lipschitz, spectral_norm
 
-#: Confidence of the σ that the certificate starts from, over the start of Lanczos' iteration.
-PROBABILITY = 1 - 1e-12
+#: The σ that the certificate starts from: its confidence, over the start of Lanczos' iteration, and
+#: a tolerance that leaves its upper end within √tol.
+SIGMA = {"probability": 1 - 1e-12, "tol": 1e-7}
 #: Steps in which the way to the rim of the ball is cut, each with its own bound of the curvature.
 STEPS = 16
 NORMS = ("frobenius", "token")
@@ -150,7 +151,7 @@ def _change(attention: Attention, X: Tensor, radius: float, norm: str) -> Tensor
     """The bound at one X (n, d)."""
     total = _total(radius, len(X), norm)
     layer, alone, projected = _heads_at(attention, X)
-    sigma = local_lipschitz(layer, X, probability=PROBABILITY).upper
+    sigma = local_lipschitz(layer, X, **SIGMA).upper
     tangent = sigma * total + _tangent_error(layer, alone, projected, radius, norm)
     rows = join_heads(layer, alone.rows_change(radius, norm), projected.rows_change(radius, norm))
     largest = X.norm(dim=-1).amax().item() + radius
@@ -177,9 +178,9 @@ def _change_behind(
     if not bool(bend.isfinite().all()):
         return whole
     composed = PreNormJacobian(normalisation, X, attention)
-    sigma = spectral_norm(composed, probability=PROBABILITY).upper
+    sigma = spectral_norm(composed, **SIGMA).upper
     bent = radius**2 * (bend.norm() if norm == "token" else bend.amax())
-    inner = local_lipschitz(attention, Z, probability=PROBABILITY).upper
+    inner = local_lipschitz(attention, Z, **SIGMA).upper
     error = _tangent_error(*_heads_at(attention, Z), stretch * radius, norm)
     return torch.minimum(whole, sigma * total + inner * bent + error)
 
@@ -325,7 +326,7 @@ def _spread(log_p: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
     """
     P = log_p.exp()
     points = points - points.mean(-2, keepdim=True)  # centred, covariances lose fewer digits
-    squares = torch.linalg.matrix_norm(covariances(P, points, points), 2)
+    squares = torch.linalg.eigvalsh(covariances(P, points, points))[..., -1].clamp(min=0)
     rounding = 8 * points.shape[-1] * torch.finfo(P.dtype).eps
     largest = points.square().sum(-1).amax(-1)[:, None]
     distances = torch.cdist(P @ points, points, compute_mode="donot_use_mm_for_euclid_dist")
