@@ -103,7 +103,13 @@ def row(at, r, norm):
     kappa = math.exp(u / 2) * (kappa + A * r)
     nu = math.exp(u / 2) * (nu + V * r)
     w = w + mu + 2 * V * r
-    return u, mu, 2 * V * kappa + 2 * nu * A + 2 * w * kappa * y, 2 * V * y + w * y * y, w * kappa**2
+    return (
+        u,
+        mu,
+        2 * V * kappa + 2 * nu * A + 2 * w * kappa * y,
+        2 * V * y + w * y * y,
+        w * kappa**2,
+    )
 
 
 def curvature(rows, r, norm):
@@ -143,9 +149,7 @@ def joined(layer, X, bound):
     heads = range(layer.heads)
 
     def of(values):
-        return [
-            bound([at_token(layer, X, h, values[h], i) for i in range(len(X))]) for h in heads
-        ]
+        return [bound([at_token(layer, X, h, values[h], i) for i in range(len(X))]) for h in heads]
 
     alone = math.hypot(*of(layer.value))
     if layer.output is None:
@@ -164,7 +168,9 @@ def first(request, make_case):
 def test_terms_by_loops(first, norm, radius):
     layer, X = first.attention, first.X
     expected = joined(layer, X, lambda rows: error(rows, radius, norm))
-    assert tangent_error_upper(layer, X, radius, norm=norm).item() == pytest.approx(expected, rel=1e-5)
+    assert tangent_error_upper(layer, X, radius, norm=norm).item() == pytest.approx(
+        expected, rel=1e-5
+    )
     sigma = norm2(layer.jacobian(X).dense())
     R = total(radius, len(X), norm)
     largest = X.norm(dim=-1).max().item() + radius
@@ -207,7 +213,9 @@ def test_sharp_for_small_radii(first):
 def test_sharp_at_a_finite_radius_where_scores_are_weak(generator):
     X = torch.randn(6, 3, generator=generator, dtype=F64)
     f = Attention.from_matrices(0.01 * torch.eye(3, dtype=F64), torch.eye(3, dtype=F64))
-    assert attacked(change(f, X), X, 1.0, "frobenius", steps=40) > 0.9 * change_upper(f, X, 1.0).item()
+    assert (
+        attacked(change(f, X), X, 1.0, "frobenius", steps=40) > 0.9 * change_upper(f, X, 1.0).item()
+    )
 
 
 def torn():
@@ -385,7 +393,9 @@ def test_bad_input(make_case):
                 bound(other.attention, other.X, 1.0)
     with pytest.raises(TypeError, match="normalisation: expected a Normalisation, got str"):
         change_upper(f, X, 1.0, normalisation="layer")
-    with pytest.raises(ValueError, match="normalisation: expected a gain of 4 entries as X has, got 3"):
+    with pytest.raises(
+        ValueError, match="normalisation: expected a gain of 4 entries as X has, got 3"
+    ):
         change_upper(f, X, 1.0, normalisation=normalisation("rms", 3))
 
 
