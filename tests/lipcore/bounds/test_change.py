@@ -333,6 +333,26 @@ def test_behind_a_normalisation_it_is_sharp_for_small_radii(make_case, kind):
         assert 1 <= bound / (norm2(J) * total(1e-7, len(X), norm)) < 1.01
 
 
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+@pytest.mark.parametrize("radius", [0.05, 0.5, 3.0])
+def test_behind_a_normalisation_by_hand(kind, radius):
+    """One token that attention hands on as it is: what is left is the normalisation itself."""
+    d, eps = 5, 0.01
+    N = normalisation(kind, d, eps=eps)
+    x = torch.tensor([[1.0, -0.5, 2.0, 0.3, -1.0]], dtype=F64)
+    f = Attention.from_matrices(torch.zeros(d, d, dtype=F64), torch.eye(d, dtype=F64))
+    u = x - x.mean() if kind == "layer" else x
+    tau = math.sqrt(u.square().mean().item() + eps)
+    lowest = max(tau - radius / math.sqrt(d), math.sqrt(eps))
+    gain = N.gain.abs().max().item()
+    J = torch.autograd.functional.jacobian(lambda x: normalise(N, x), x).reshape(d, d)
+    chord = min(gain * radius / math.sqrt(tau * lowest), 2 * math.sqrt(d) * gain)
+    tangent = norm2(J) * radius + gain * radius**2 / (math.sqrt(3 * d) * lowest**2)
+    for norm in NORMS:
+        found = change_upper(f, x, radius, norm=norm, normalisation=N).item()
+        assert found == pytest.approx(min(chord, tangent), rel=1e-3)
+
+
 def test_behind_a_normalisation_no_move_is_longer_than_the_ellipsoid(make_case):
     layer, X = make_case("one head").attention, make_case("one head").X
     N = normalisation("layer", layer.d, eps=0.0)
