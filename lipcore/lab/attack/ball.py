@@ -107,9 +107,10 @@ def ball_setting(seed: int, index: int) -> Iterator[Outcome]:
         for name, fn in maps.items():
             best, _ = climb(partial(_size, fn), X, radius, norm=norm, generator=generator)
             bound = getattr(bounds, name)(f, X, radius, norm=norm)
-            # below this the change itself is lost in the rounding of f
-            rounding = 1e-13 * (start.abs().max() + bound)
-            ratio = ((best.max() - rounding).clamp(min=0) / bound).nan_to_num().item()
+            # changes below this are lost in the rounding of values
+            rounding = 1e-13 * problem.norm_v * (problem.radius + radius)
+            found = (best.max() - rounding).item()
+            ratio = 0.0 if found <= 0 else found / bound.clamp(min=1e-300).item()
             yield outcome(f"{name} ({norm})", ratio=ratio, tries=len(best) * (STEPS + 1))
 
 
