@@ -249,6 +249,14 @@ def test_never_above_the_bound_of_the_ball(first):
             assert 0 < found <= ball * total(radius, len(X), norm)
 
 
+def test_the_ball_that_holds_the_moved_tokens_may_be_the_least():
+    X = torch.tensor([[1.0], [-1.0], [1.0], [-1.0]], dtype=F64)
+    f = Attention.from_matrices(0.5 * EYE[:1, :1], EYE[:1, :1])
+    ball = 0.7 * best_upper(attention=f, n=4, radius=1.7)
+    assert change_upper(f, X, 0.7).item() == pytest.approx(ball)
+    assert ball < f.jacobian(X).dense().norm() * 0.7 + tangent_error_upper(f, X, 0.7)
+
+
 def test_grows_with_the_radius_and_with_the_freedom(first):
     layer, X = first.attention, first.X
     radii = torch.logspace(-4, 1, 5).tolist()
