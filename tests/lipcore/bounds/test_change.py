@@ -355,6 +355,28 @@ def test_behind_a_normalisation_by_hand(kind, radius):
         assert found == pytest.approx(min(chord, tangent), rel=1e-3)
 
 
+@pytest.mark.parametrize("norm", NORMS)
+def test_behind_a_normalisation_by_its_parts(make_case, norm):
+    """σ of the composition, what tokens leave the tangent of N, what attention leaves its own."""
+    f, X = make_case("biases, causal").attention, make_case("biases, causal").X
+    n, d = X.shape
+    N, radius = normalisation("rms", d), 0.02
+    sizes = [math.sqrt(x.square().mean().item() + N.eps) for x in X]
+    lowest = [size - radius / math.sqrt(d) for size in sizes]
+    gain = N.gain.abs().max().item()
+    reach = radius * max(gain / math.sqrt(s * t) for s, t in zip(sizes, lowest, strict=True))
+    bent = [gain * radius**2 / (math.sqrt(3 * d) * t**2) for t in lowest]
+    bent = math.hypot(*bent) if norm == "token" else max(bent)
+    Z = normalise(N, X)
+    J = torch.autograd.functional.jacobian(lambda X: f(normalise(N, X)), X).flatten(2)
+    expected = norm2(J.flatten(0, 1)) * total(radius, n, norm)
+    expected += norm2(f.jacobian(Z).dense()) * bent
+    expected += tangent_error_upper(f, Z, reach, norm=norm).item()
+    assert expected < change_upper(f, Z, reach, norm=norm)
+    found = change_upper(f, X, radius, norm=norm, normalisation=N).item()
+    assert found == pytest.approx(expected, rel=1e-3)
+
+
 def test_behind_a_normalisation_no_move_is_longer_than_the_ellipsoid(make_case):
     layer, X = make_case("one head").attention, make_case("one head").X
     N = normalisation("layer", layer.d, eps=0.0)
