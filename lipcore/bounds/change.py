@@ -6,17 +6,18 @@ far it can is bounded by what scores can change: explicit numbers at X, row by r
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from lipcore._checks import check_number
-from lipcore.attention import Attention, check_scores
+from lipcore._checks import check_number, check_scores
+from lipcore.attention import Attention
 from lipcore.bounds._matrices import covariances, product_norm, square_root
 from lipcore.bounds.best import best_upper
-from lipcore.bounds.layer import in_double, join_heads, output_roots, rounded_up
+from lipcore.bounds.layer import check_covered, join_heads, output_roots, rounded_up
 from lipcore.bounds.local import nonnegative_norm_upper
 from lipcore.bounds.normalised import (
     Normalisation,
@@ -24,7 +25,7 @@ from lipcore.bounds.normalised import (
     normalise,
     standardise,
 )
-from lipcore.masks import member
+from lipcore.masks import mask_scores_
 from lipcore.spectral import local_lipschitz, spectral_norm
 
 #: The σ that the certificate starts from: its confidence, over the start of Lanczos' iteration, and
@@ -87,11 +88,10 @@ def change_upper(
     1.5
     """
     radius = _check_ball(radius, norm)
-    wide, members = in_double(attention, X)
-    _check_normalisation(normalisation, attention.d)
+    members = _members(attention, X)
+    _check_normalisation(normalisation, X)
     found = []
-    for i, tokens in enumerate(members):
-        layer = member(wide, X.shape[:-2], i)
+    for layer, tokens in members:
         if normalisation is None:
             found.append(_change(layer, tokens, radius, norm))
         else:
@@ -117,12 +117,21 @@ def tangent_error_upper(
     0.0
     """
     radius = _check_ball(radius, norm)
-    wide, members = in_double(attention, X)
     found = [
-        _tangent_error(*_heads_at(member(wide, X.shape[:-2], i), tokens), radius, norm)
-        for i, tokens in enumerate(members)
+        _tangent_error(*_heads_at(layer, tokens), radius, norm)
+        for layer, tokens in _members(attention, X)
     ]
     return rounded_up(torch.stack(found).reshape(X.shape[:-2]), X.dtype)
+
+
+def _members(attention: Attention, X: Tensor) -> list[tuple[Attention, Tensor]]:
+    """The layer and its tokens (n, d) for each sequence of the batch, in float64."""
+    check_covered(attention)
+    attention.check_input(X)
+    wide = attention if X.dtype == torch.float64 else attention.to(torch.float64)
+    batch = X.shape[:-2]
+    places = itertools.product(*map(range, batch))
+    return [(wide.members(batch, place), X[place].double()) for place in places]
 
 
 def _check_ball(radius: float, norm: str) -> float:
@@ -131,15 +140,15 @@ def _check_ball(radius: float, norm: str) -> float:
     return check_number("radius", radius, minimum=0)
 
 
-def _check_normalisation(normalisation: Normalisation | None, d: int) -> None:
+def _check_normalisation(normalisation: Normalisation | None, X: Tensor) -> None:
     if normalisation is None:
         return
     if not isinstance(normalisation, Normalisation):
         got = type(normalisation).__name__
         raise TypeError(f"normalisation: expected a Normalisation, got {got}")
-    if len(normalisation.gain) != d:
-        got = len(normalisation.gain)
-        raise ValueError(f"normalisation: expected a gain of {d} entries as X has, got {got}")
+    if len(normalisation.gain) != X.shape[-1]:
+        expected = f"a gain of {X.shape[-1]} entries as X has"
+        raise ValueError(f"normalisation: expected {expected}, got {len(normalisation.gain)}")
 
 
 def _total(radius: float, n: int, norm: str) -> float:
@@ -286,7 +295,7 @@ def _heads_at(attention: Attention, X: Tensor) -> tuple[Attention, _Heads, _Head
     """The layer, its heads alone, and the same with W_hV_h in the place of V_h."""
     queries, keys, values = attention.project(X, value_bias=False)
     check_scores(queries, keys)
-    scores = attention.mask_scores_(queries @ keys.mT, slice(0, len(X)))
+    scores = mask_scores_(attention, queries @ keys.mT, slice(0, len(X)))
     log_p = torch.log_softmax(scores, dim=-1)
     seen, pull, score = _in_scores(attention, queries, keys)
     key_spread, key_reach = _spread(log_p, seen)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lipcore.attention import Attention
 from lipcore.bounds.layer import join_heads, output_roots
+from lipcore.masks import mask_scores_
 
 
 def interval_change(attention: Attention, X: Tensor, radius: float) -> Tensor:
@@ -31,7 +32,7 @@ def interval_change(attention: Attention, X: Tensor, radius: float) -> Tensor:
     q, k, v = attention.project(X, value_bias=False)
     weights = (attention.scale * attention.query, attention.key, attention.value)
     dq, dk, dv = (radius * weight.norm(dim=-1)[:, None] for weight in weights)  # (heads, 1, ·)
-    middle = attention.mask_scores_(q @ k.mT, slice(0, len(X)))
+    middle = mask_scores_(attention, q @ k.mT, slice(0, len(X)))
     half = q.abs() @ dk.mT + dq @ k.abs().mT + dq @ dk.mT
     least, most = _weights(middle - half, middle + half)
     low = v - dv
@@ -58,7 +59,7 @@ def vertex_change(attention: Attention, X: Tensor, radius: float) -> Tensor:
     from_query = (k @ query).norm(dim=-1)[:, None, :]
     from_key = (q @ attention.key).norm(dim=-1)[:, :, None]
     half = radius * (from_query + from_key) + radius**2 * A
-    middle = attention.mask_scores_(q @ k.mT, slice(0, len(X)))
+    middle = mask_scores_(attention, q @ k.mT, slice(0, len(X)))
     mean = torch.softmax(middle, -1) @ v
     above = largest_mean(middle - half, middle + half, v) - mean
     below = mean + largest_mean(middle - half, middle + half, -v)

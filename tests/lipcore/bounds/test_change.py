@@ -27,6 +27,7 @@ LAYERS = (
     "biases, causal",
     "rotary, everything",
     "mask per sequence, bias, everything",
+    "window",
 )
 
 
@@ -431,10 +432,12 @@ def test_bad_input(make_case):
             bound(f, X[:, :3], 1.0)
         with pytest.raises(ValueError, match=r"X: .*overflow"):
             bound(f, torch.full((3, 4), 1e160, dtype=F64), 1.0)
-        for name in ("sinks", "softcap"):
+        for name, what in (("sinks", "sinks"), ("softcap", "softcap"), ("gate per head", "gate")):
             other = make_case(name)
-            with pytest.raises(ValueError, match=f"attention: expected one without {name}, which"):
+            with pytest.raises(ValueError, match=f"attention: expected one without {what}, which"):
                 bound(other.attention, other.X, 1.0)
+        with pytest.raises(ValueError, match="attention: expected a layer of one sequence"):
+            bound(f.cross(memory=X), X, 1.0)
     with pytest.raises(TypeError, match="normalisation: expected a Normalisation, got str"):
         change_upper(f, X, 1.0, normalisation="layer")
     with pytest.raises(
