@@ -221,7 +221,7 @@ class _Heads:
     pull : (heads, n), ‖y_i‖, how strongly the scores of query i follow a key.
     key_spread, value_spread : (heads, n), κ_i and ν_i, the largest standard deviations of the keys
         (as scores of a unit query) and of the values under P_i.
-    key_reach, value_reach : (heads, n), D_i and w_i, the largest distances from their means.
+    key_reach, value_reach : (heads, n), D_i and ω_i, the largest distances from their means.
     """
 
     log_p: Tensor
