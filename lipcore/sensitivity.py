@@ -4,15 +4,64 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from lipcore._checks import check_number
 from lipcore.autodiff import undisturbed
 from lipcore.operators import LinearOperator
+from lipcore.outputs import SomeOutputs, check_norm
+from lipcore.results import SpectralNorm
 
 #: Two singular values closer than this share of σ are reported: there σ has a kink, or nearly so.
 SMALLEST_GAP = 1e-3
+
+
+def differentiated(
+    measure: Callable[..., SpectralNorm],
+    J: LinearOperator,
+    fn: Callable[[Tensor], Tensor],
+    X: Tensor,
+    *,
+    norm: str = "frobenius",
+    tokens: int | slice | None = None,
+    tol: float = 1e-4,
+    **options,
+) -> SpectralNorm:
+    """σ with its gradient; the second singular value is measured too, to warn of crossings.
+
+    Parameters
+    ----------
+    measure : callable
+        How the norm of an operator is measured: :func:`lipcore.spectral_norm`.
+    J : LinearOperator
+        The Jacobian of ``fn`` at X.
+    fn, X
+        As for :func:`with_gradient`.
+    norm, tokens
+        As for :func:`lipcore.outputs.measured_at`; of the norms, only the first has a gradient.
+    tol, **options
+        Those of ``measure``, which runs to tol².
+
+    Raises
+    ------
+    ValueError, TypeError
+        For ``norm="token"``, and tokens that are not there.
+    """
+    if check_norm(norm) != "frobenius":
+        raise ValueError(f"norm: expected 'frobenius' with differentiable=True, got {norm!r}")
+    seen = J if tokens is None else SomeOutputs(J, tokens)
+    rounding = 16 * torch.finfo(X.dtype).eps
+    tol = max(check_number("tol", tol, minimum=0, strict=True) ** 2, rounding)
+    found = measure(seen, tol=tol, **options)
+    rest = Deflated(seen, found.value, found.left, found.right)
+    start = torch.Generator().manual_seed(1)  # the first start may be the vector that is left out
+    second = measure(rest, tol=1e-2, generator=start).value
+    warn_of_crossings(found.value, second)
+    value = with_gradient(fn, X, found.left, found.right, batch=found.value.ndim)
+    return replace(found, value=value)
 
 
 def with_gradient(

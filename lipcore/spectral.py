@@ -25,8 +25,9 @@ from lipcore.autodiff import arranged
 from lipcore.cross import CrossAttention
 from lipcore.jacobian import AttentionJacobian, AutogradJacobian
 from lipcore.operators import LinearOperator, MatrixOperator
+from lipcore.outputs import measured_at
 from lipcore.results import SpectralNorm
-from lipcore.sensitivity import Deflated, warn_of_crossings, with_gradient
+from lipcore.sensitivity import differentiated
 
 #: Vectors of the Lanczos basis that are stored together.
 BLOCK = 16
@@ -119,6 +120,8 @@ def local_lipschitz(
     attention_or_callable: Attention | Callable[[Tensor], Tensor],
     X: Tensor,
     *,
+    norm: str = "frobenius",
+    tokens: int | slice | None = None,
     event_dims: int = 2,
     layout: str = "NLE",
     differentiable: bool = False,
@@ -133,6 +136,10 @@ def local_lipschitz(
         of it, uses its Jacobian in three terms, anything else autodiff
         (:class:`~lipcore.jacobian.AutogradJacobian` says what it asks of the map).
     X : Tensor, shape (…, n, d)
+    norm, tokens
+        Which outputs the constant is about: with a number or a slice, ``tokens=-1`` say, these
+        alone; with norm="token" the one that moves most, :math:`\max_i\|(D_Xf)_i\|_2`, where all
+        inputs move by Frobenius norm one (:func:`lipcore.outputs.measured_at`).
     event_dims, layout
         How a callable takes X, as in :class:`~lipcore.jacobian.AutogradJacobian`: how many of the
         last dimensions are one input, and "LNE" where the batch is the second of three.
@@ -164,36 +171,23 @@ def local_lipschitz(
                 "event_dims, layout: expected (…, n, d), which is what Attention takes"
             )
         f.check_input(X)
-    if differentiable:
-        return _differentiable(f, X, event_dims, layout, options)
-    if not is_layer:
+    which = {"norm": norm, "tokens": tokens}
+    if not is_layer or differentiable:
         J = AutogradJacobian(f, X, event_dims=event_dims, layout=layout)
-        return spectral_norm(J, **options)
+        if differentiable:
+            Y, fn = arranged(f, X, layout)
+            found = differentiated(spectral_norm, J, fn, Y, **which, **options)
+        else:
+            found = measured_at(spectral_norm, J, **which, **options)
+        return replace(found, layer=f, tokens=X.detach()) if is_layer else found
     if not f.is_narrow:
-        return replace(spectral_norm(f.jacobian(X), **options), layer=f, tokens=X)
+        found = measured_at(spectral_norm, f.jacobian(X), **which, **options)
+        return replace(found, layer=f, tokens=X)
     with torch.no_grad():  # a head alone works in its own few dimensions
         small, Z, U = f.compressed()
-        found = local_lipschitz(small, X @ Z, **options)
+        found = local_lipschitz(small, X @ Z, **which, **options)
         vectors = {"left": found.left @ U.mT, "right": found.right @ Z.mT}
     return replace(found, **vectors, layer=f, tokens=X)
-
-
-def _differentiable(f, X: Tensor, event_dims: int, layout: str, options: dict) -> SpectralNorm:
-    """σ with its gradient; the second singular value is measured too, to warn of crossings."""
-    options = {"tol": 1e-4} | options
-    rounding = 16 * torch.finfo(X.dtype).eps
-    options["tol"] = max(check_number("tol", options["tol"], minimum=0, strict=True) ** 2, rounding)
-    J = AutogradJacobian(f, X, event_dims=event_dims, layout=layout)
-    found = spectral_norm(J, **options)
-    rest = Deflated(J, found.value, found.left, found.right)
-    start = torch.Generator().manual_seed(1)  # the first start may be the vector that is left out
-    second = spectral_norm(rest, tol=1e-2, generator=start).value
-    warn_of_crossings(found.value, second)
-    tokens, fn = arranged(f, X, layout)
-    value = with_gradient(fn, tokens, found.left, found.right, batch=found.value.ndim)
-    is_layer = isinstance(f, Attention | CrossAttention)
-    layer = {"layer": f, "tokens": X.detach()} if is_layer else {}
-    return replace(found, value=value, **layer)
 
 
 def _random_start(J: LinearOperator, generator: torch.Generator | None) -> Tensor:

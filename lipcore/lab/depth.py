@@ -1,0 +1,197 @@
+r"""σ through the depth of a model: of each block, of all blocks up to it, and along the worst move.
+
+``python -m lipcore.lab.depth FILE`` measures what the chapter on depth shows, and stores it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from lipcore.jacobian import AutogradJacobian
+from lipcore.lab.data import stored_file
+from lipcore.models import load
+from lipcore.models.capture import Captured, captured, module_of, record, whole
+from lipcore.models.measure import versions
+from lipcore.models.structure import blocks
+from lipcore.models.texts import load_text, sequences
+from lipcore.operators import LinearOperator
+from lipcore.spectral import local_lipschitz, spectral_norm
+
+#: What is stored: models, pieces of the text and their length.
+MODELS = ("minilm", "smollm2")
+PIECES = 3
+LENGTH = 16
+TOLERANCE = 1e-4
+
+
+class Product(LinearOperator):
+    """The product of operators, the first of which is applied first.
+
+    Examples
+    --------
+    >>> from lipcore.operators import MatrixOperator
+    >>> J = MatrixOperator(torch.tensor([[0.0, 2.0], [1.0, 0.0]]))
+    >>> Product([J, J, J]).dense().tolist()
+    [[0.0, 4.0], [2.0, 0.0]]
+    """
+
+    def __init__(self, factors: Sequence[LinearOperator]) -> None:
+        first = factors[0]
+        self._describe(first, first.batch_shape, first.input_shape, factors[-1].output_shape)
+        self.factors = list(factors)
+
+    def matvec(self, H: Tensor) -> Tensor:
+        """Each factor in turn."""
+        for J in self.factors:
+            H = J.matvec(H)
+        return H
+
+    def rmatvec(self, G: Tensor) -> Tensor:
+        """Each transposed factor, from the last to the first."""
+        for J in reversed(self.factors):
+            G = J.rmatvec(G)
+        return G
+
+
+class Branch(LinearOperator):
+    """J − I: what a residual block adds to its input.
+
+    Examples
+    --------
+    >>> from lipcore.operators import MatrixOperator
+    >>> Branch(MatrixOperator(torch.tensor([[3.0]]))).dense().tolist()
+    [[2.0]]
+    """
+
+    def __init__(self, J: LinearOperator) -> None:
+        self._describe(J, J.batch_shape, J.input_shape, J.output_shape)
+        self.operator = J
+
+    def matvec(self, H: Tensor) -> Tensor:
+        """J[H] − H."""
+        return self.operator.matvec(H) - H
+
+    def rmatvec(self, G: Tensor) -> Tensor:
+        """Jᵀ[G] − G."""
+        return self.operator.rmatvec(G) - G
+
+
+def chain(model: nn.Module, **inputs) -> list[Captured]:
+    """The blocks of a running model as maps, in the order of running; each feeds the next.
+
+    Raises
+    ------
+    ValueError
+        If what a block puts out is not what enters the next.
+    """
+    module = module_of(model)
+    maps = [captured(call) for call in record(module, blocks(module), **inputs)]
+    for one, following in itertools.pairwise(maps):
+        if not torch.equal(one(one.X), following.X):
+            raise ValueError(f"model: expected {one.name} to feed {following.name} alone")
+    return maps
+
+
+def jacobians(maps: Sequence[Captured]) -> list[AutogradJacobian]:
+    """The Jacobian of each block at what enters it."""
+    return [AutogradJacobian(fn, fn.X) for fn in maps]
+
+
+def norms_up_to(factors: Sequence[LinearOperator], tol: float = TOLERANCE) -> Tensor:
+    """σ of the first factor, of the first two, …: shape (L,), of one sequence."""
+    found = [spectral_norm(Product(factors[: k + 1]), tol=tol) for k in range(len(factors))]
+    return torch.stack([r.value.squeeze() for r in found])
+
+
+def along(factors: Sequence[LinearOperator], H: Tensor) -> list[Tensor]:
+    """A move of the first input, and what each factor in turn makes of it: L + 1 moves."""
+    moves = [H]
+    for J in factors:
+        moves.append(J.matvec(moves[-1]))
+    return moves
+
+
+def through(model: nn.Module, tol: float = TOLERANCE, **inputs) -> dict:
+    """What the chapter shows of one sequence: numbers of each block, and of the whole.
+
+    Returns
+    -------
+    dict
+        Lists over the L blocks: ``sigma``; ``branch``, of the block less the identity; ``up_to``,
+        of all blocks so far; ``gain``, how much the block stretches the move that is worst for all
+        of them together; ``cosine``, of this move with the block's own worst one; ``first``, the
+        share of the first token in what the block makes of it; ``size``, the root mean square of
+        the lengths of the tokens that enter. Numbers: ``model``, of the model to its output,
+        ``token`` and ``last``, of the output that moves most and of the last one; ``from`` and
+        ``to``, the shares of the tokens in the worst move of the model and in its answer.
+    """
+    maps = chain(model, **inputs)
+    factors = jacobians(maps)
+    own = [spectral_norm(J, tol=tol) for J in factors]
+    up_to = norms_up_to(factors, tol)
+    worst = spectral_norm(Product(factors), tol=tol**2).right
+    moves = along(factors, worst)
+    cosines = [r.right.mul(H / H.norm()).sum().abs() for r, H in zip(own, moves[:-1], strict=True)]
+    lists = {
+        "sigma": [r.value for r in own],
+        "branch": [spectral_norm(Branch(J), tol=tol).value for J in factors],
+        "up_to": list(up_to),
+        "gain": [after.norm() / before.norm() for before, after in itertools.pairwise(moves)],
+        "cosine": cosines,
+        "first": [H[..., 0, :].square().sum() / H.square().sum() for H in moves[1:]],
+        "size": [fn.X.square().sum(-1).mean().sqrt() for fn in maps],
+    }
+    module = module_of(model)
+    fn = captured(whole(module, blocks(module), **inputs))
+    found = local_lipschitz(fn, fn.X, tol=tol)
+    shares = {"from": found.right, "to": found.left}
+    numbers = {
+        "model": found,
+        "token": local_lipschitz(fn, fn.X, tol=tol, norm="token"),
+        "last": local_lipschitz(fn, fn.X, tol=tol, tokens=-1),
+    }
+    return (
+        {key: [x.item() for x in values] for key, values in lists.items()}
+        | {key: x[0].square().sum(-1).tolist() for key, x in shares.items()}
+        | {key: r.value.item() for key, r in numbers.items()}
+    )
+
+
+def measured(name: str, piece: int, n: int = LENGTH) -> dict:
+    """One row of the stored table: a piece of the text, in float64."""
+    model = load(name, dtype=torch.float64)
+    ids = sequences(model, load_text("pydoc"), n=n, count=piece + 1)[piece]
+    return {"model": name, "piece": piece, "n": n} | through(model, input_ids=ids[None])
+
+
+def stored() -> list[dict]:
+    """The rows that are kept with the book."""
+    file = stored_file("depth.json", "make depth")
+    return json.loads(file.read_text(encoding="utf8"))["rows"]
+
+
+def main(path: str) -> None:
+    """Measure every model and piece, and store the table."""
+    rows = [_rounded(measured(name, piece)) for name in MODELS for piece in range(PIECES)]
+    table = {"command": "make depth", "versions": versions(), "rows": rows}
+    Path(path).write_text(json.dumps(table, indent=1) + "\n", encoding="utf8")
+
+
+def _rounded(value, digits: int = 6):
+    """Numbers with so many digits."""
+    if isinstance(value, dict):
+        return {key: _rounded(part, digits) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_rounded(part, digits) for part in value]
+    return float(f"{value:.{digits}g}") if isinstance(value, float) else value
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
