@@ -24,11 +24,12 @@ from lipcore.models.texts import load_text, sequences
 from lipcore.operators import LinearOperator
 from lipcore.spectral import local_lipschitz, spectral_norm
 
-#: What is stored: models, pieces of the text and their length.
-MODELS = ("minilm", "smollm2")
-PIECES = 3
+#: Models that are stored, with what runs after their blocks.
+MODELS = {"minilm": (), "smollm2": ("norm",)}
+#: Pieces of the text, and their length.
+PIECES = 1
 LENGTH = 16
-TOLERANCE = 1e-4
+TOLERANCE = 1e-3
 
 
 class Product(LinearOperator):
@@ -83,8 +84,16 @@ class Branch(LinearOperator):
         return self.operator.rmatvec(G) - G
 
 
-def chain(model: nn.Module, **inputs) -> list[Captured]:
+def chain(model: nn.Module, *after: str, **inputs) -> list[Captured]:
     """The blocks of a running model as maps, in the order of running; each feeds the next.
+
+    Parameters
+    ----------
+    model : torch.nn.Module, or one from :func:`lipcore.models.load`
+    *after : str
+        Submodules that run after the blocks, such as a last normalisation.
+    **inputs
+        What the model is called with: one sequence.
 
     Raises
     ------
@@ -92,7 +101,7 @@ def chain(model: nn.Module, **inputs) -> list[Captured]:
         If what a block puts out is not what enters the next.
     """
     module = module_of(model)
-    maps = [captured(call) for call in record(module, blocks(module), **inputs)]
+    maps = [captured(call) for call in record(module, [*blocks(module), *after], **inputs)]
     for one, following in itertools.pairwise(maps):
         if not torch.equal(one(one.X), following.X):
             raise ValueError(f"model: expected {one.name} to feed {following.name} alone")
@@ -104,10 +113,21 @@ def jacobians(maps: Sequence[Captured]) -> list[AutogradJacobian]:
     return [AutogradJacobian(fn, fn.X) for fn in maps]
 
 
+def places(count: int) -> list[int]:
+    """Stacks of the first k of so many blocks that are measured: about ten, with the last.
+
+    Examples
+    --------
+    >>> places(4), places(31)
+    ([1, 2, 3, 4], [1, 4, 7, 10, 13, 16, 19, 22, 25, 28, 31])
+    """
+    return sorted({*range(1, count + 1, max(1, count // 10)), count})
+
+
 def norms_up_to(factors: Sequence[LinearOperator], tol: float = TOLERANCE) -> Tensor:
-    """σ of the first factor, of the first two, …: shape (L,), of one sequence."""
-    found = [spectral_norm(Product(factors[: k + 1]), tol=tol) for k in range(len(factors))]
-    return torch.stack([r.value.squeeze() for r in found])
+    """σ of the first k factors together, for k in :func:`places`: of one sequence."""
+    stacks = [Product(factors[:k]) for k in places(len(factors))]
+    return torch.cat([spectral_norm(stack, tol=tol).value for stack in stacks])
 
 
 def along(factors: Sequence[LinearOperator], H: Tensor) -> list[Tensor]:
@@ -118,21 +138,24 @@ def along(factors: Sequence[LinearOperator], H: Tensor) -> list[Tensor]:
     return moves
 
 
-def through(model: nn.Module, tol: float = TOLERANCE, **inputs) -> dict:
+def through(model: nn.Module, *after: str, tol: float = TOLERANCE, **inputs) -> dict:
     """What the chapter shows of one sequence: numbers of each block, and of the whole.
+
+    Parameters are those of :func:`chain`; what runs after the blocks counts as a block.
 
     Returns
     -------
     dict
-        Lists over the L blocks: ``sigma``; ``branch``, of the block less the identity; ``up_to``,
-        of all blocks so far; ``gain``, how much the block stretches the move that is worst for all
+        Lists over the L blocks: ``sigma``; ``branch``, of the block less the identity; ``gain``, how much the block stretches the move that is worst for all
         of them together; ``cosine``, of this move with the block's own worst one; ``first``, the
         share of the first token in what the block makes of it; ``size``, the root mean square of
-        the lengths of the tokens that enter. Numbers: ``model``, of the model to its output,
-        ``token`` and ``last``, of the output that moves most and of the last one; ``from`` and
-        ``to``, the shares of the tokens in the worst move of the model and in its answer.
+        the lengths of the tokens that enter. ``up_to`` is σ of the first blocks together
+        (:func:`norms_up_to`). Numbers: ``model``, of the model to its output,
+        ``token``, ``last`` and ``others``, of the output that moves most, of the last one, and of
+        all but the first together; ``from`` and ``to``, the shares of the tokens in the worst move
+        of the model and in its answer.
     """
-    maps = chain(model, **inputs)
+    maps = chain(model, *after, **inputs)
     factors = jacobians(maps)
     own = [spectral_norm(J, tol=tol) for J in factors]
     up_to = norms_up_to(factors, tol)
@@ -156,6 +179,7 @@ def through(model: nn.Module, tol: float = TOLERANCE, **inputs) -> dict:
         "model": found,
         "token": local_lipschitz(fn, fn.X, tol=tol, norm="token"),
         "last": local_lipschitz(fn, fn.X, tol=tol, tokens=-1),
+        "others": local_lipschitz(fn, fn.X, tol=tol, tokens=slice(1, None)),
     }
     return (
         {key: [x.item() for x in values] for key, values in lists.items()}
@@ -168,7 +192,9 @@ def measured(name: str, piece: int, n: int = LENGTH) -> dict:
     """One row of the stored table: a piece of the text, in float64."""
     model = load(name, dtype=torch.float64)
     ids = sequences(model, load_text("pydoc"), n=n, count=piece + 1)[piece]
-    return {"model": name, "piece": piece, "n": n} | through(model, input_ids=ids[None])
+    return {"model": name, "piece": piece, "n": n} | through(
+        model, *MODELS[name], input_ids=ids[None]
+    )
 
 
 def stored() -> list[dict]:

@@ -20,6 +20,7 @@ from lipcore.models.capture import Call, Captured, captured, module_of, record, 
 from lipcore.models.modules import read
 from lipcore.models.structure import attention_modules, blocks, remarks
 from lipcore.models.table import Table
+from lipcore.outputs import check_norm
 from lipcore.spectral import local_lipschitz
 
 #: Columns of upper bounds, from the sharpest to the loosest.
@@ -39,6 +40,8 @@ def measure(
     *args,
     scope: str = "attention",
     layers: int | str | Iterable[int | str] | None = None,
+    norm: str = "frobenius",
+    tokens: int | slice | None = None,
     tol: float = 1e-4,
     generator: torch.Generator | None = None,
     progress: bool | None = None,
@@ -63,6 +66,9 @@ def measure(
         ``"model"``: from the tokens that enter the first block to the model's output.
     layers : int, str, or several of them, optional
         Modules by number, from 0, or by name; all of them if left out.
+    norm, tokens
+        Which outputs count, as for :func:`lipcore.local_lipschitz`: ``tokens=-1`` is the last one
+        alone, norm="token" the one that moves most.
     tol : float
         Relative tolerance of σ (:func:`lipcore.spectral_norm`).
     generator : torch.Generator, optional
@@ -82,7 +88,7 @@ def measure(
     Raises
     ------
     ValueError, TypeError
-        For an unknown scope or layer, and a model without attention or in training mode.
+        For an unknown scope, layer or norm, and a model without attention or in training mode.
 
     Examples
     --------
@@ -94,10 +100,10 @@ def measure(
     """
     if scope not in SCOPES:
         raise ValueError(f"scope: expected one of {', '.join(SCOPES)}, got {scope!r}")
+    options = {"norm": check_norm(norm), "tokens": tokens, "tol": tol, "generator": generator}
     model = module_of(model)
     calls = _calls(model, scope, layers, args, inputs)
     table = Table(f"{scope} of {type(model).__name__}, σ to {tol:g} relative", complete=False)
-    options = {"tol": tol, "generator": generator}
     hidden = None if progress is None else not progress
     with tqdm(calls, desc=scope, delay=2, leave=False, disable=hidden) as bar:
         try:
