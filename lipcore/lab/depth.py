@@ -26,8 +26,7 @@ from lipcore.spectral import local_lipschitz, spectral_norm
 
 #: Models that are stored, with what runs after their blocks.
 MODELS = {"minilm": (), "smollm2": ("norm",)}
-#: Pieces of the text, and their length.
-PIECES = 1
+#: How many tokens of text.
 LENGTH = 16
 TOLERANCE = 1e-3
 
@@ -146,14 +145,14 @@ def through(model: nn.Module, *after: str, tol: float = TOLERANCE, **inputs) -> 
     Returns
     -------
     dict
-        Lists over the L blocks: ``sigma``; ``branch``, of the block less the identity; ``gain``, how much the block stretches the move that is worst for all
-        of them together; ``cosine``, of this move with the block's own worst one; ``first``, the
-        share of the first token in what the block makes of it; ``size``, the root mean square of
-        the lengths of the tokens that enter. ``up_to`` is σ of the first blocks together
-        (:func:`norms_up_to`). Numbers: ``model``, of the model to its output,
-        ``token``, ``last`` and ``others``, of the output that moves most, of the last one, and of
-        all but the first together; ``from`` and ``to``, the shares of the tokens in the worst move
-        of the model and in its answer.
+        Lists over the L blocks: ``sigma``; ``branch``, of the block less the identity; ``gain``,
+        how much the block stretches the move that is worst for all of them together; ``cosine``, of
+        this move with the block's own worst one; ``first``, the share of the first token in what
+        the block makes of it; ``size``, the root mean square of the lengths of the tokens that
+        enter. ``up_to`` is σ of the first blocks together (:func:`norms_up_to`); ``from`` and
+        ``to`` are the shares of the tokens in the worst move of the model and in its answer.
+        Numbers: ``model``, of the model to its output; ``token``, ``last`` and ``others``, of the
+        output that moves most, of the last one, and of all but the first together.
     """
     maps = chain(model, *after, **inputs)
     factors = jacobians(maps)
@@ -188,13 +187,11 @@ def through(model: nn.Module, *after: str, tol: float = TOLERANCE, **inputs) -> 
     )
 
 
-def measured(name: str, piece: int, n: int = LENGTH) -> dict:
-    """One row of the stored table: a piece of the text, in float64."""
+def measured(name: str, n: int = LENGTH) -> dict:
+    """One row of the stored table: the beginning of the text, in float64."""
     model = load(name, dtype=torch.float64)
-    ids = sequences(model, load_text("pydoc"), n=n, count=piece + 1)[piece]
-    return {"model": name, "piece": piece, "n": n} | through(
-        model, *MODELS[name], input_ids=ids[None]
-    )
+    ids = sequences(model, load_text("pydoc"), n=n, count=1)
+    return {"name": name, "n": n} | through(model, *MODELS[name], input_ids=ids)
 
 
 def stored() -> list[dict]:
@@ -204,8 +201,8 @@ def stored() -> list[dict]:
 
 
 def main(path: str) -> None:
-    """Measure every model and piece, and store the table."""
-    rows = [_rounded(measured(name, piece)) for name in MODELS for piece in range(PIECES)]
+    """Measure every model, and store the table."""
+    rows = [_rounded(measured(name)) for name in MODELS]
     table = {"command": "make depth", "versions": versions(), "rows": rows}
     Path(path).write_text(json.dumps(table, indent=1) + "\n", encoding="utf8")
 
