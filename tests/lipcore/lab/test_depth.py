@@ -1,0 +1,125 @@
+"""Numbers through the depth of a model: against dense Jacobians, and what is stored."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("transformers", reason="needs lipcore[models]")
+
+from lipcore.lab import depth
+from lipcore.lab.data import stored_file
+
+
+@pytest.fixture(scope="module")
+def model():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True, norm_first=True)
+        norm = nn.LayerNorm(4)
+        model = nn.TransformerEncoder(layer, 3, norm, enable_nested_tensor=False).double().eval()
+        for parameter in model.parameters():
+            nn.init.normal_(parameter)
+    return model
+
+
+@pytest.fixture(scope="module")
+def X():
+    return torch.randn(1, 3, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def dense(model, X):
+    """The Jacobians of the three blocks and of the normalisation, (12, 12) each."""
+    matrices = []
+    for part in (*model.layers, model.norm):
+        J = torch.autograd.functional.jacobian(lambda x: part(x[None])[0], X[0])  # noqa: B023
+        matrices.append(J.reshape(12, 12))
+        X = part(X).detach()
+    return matrices
+
+
+def norm(J):
+    return torch.linalg.matrix_norm(J, 2).item()
+
+
+def test_numbers_are_those_of_the_dense_jacobians(model, X, dense):
+    found = depth.through(model, "norm", tol=1e-8, src=X)
+    assert found["sigma"] == pytest.approx([norm(J) for J in dense], rel=1e-6)
+    branches = [norm(J - torch.eye(12).double()) for J in dense]
+    assert found["branch"] == pytest.approx(branches, rel=1e-6)
+    whole = torch.eye(12).double()
+    stacks = []
+    for J in dense:
+        whole = J @ whole
+        stacks.append(norm(whole))
+    assert found["up_to"] == pytest.approx(stacks, rel=1e-6)
+    assert found["model"] == pytest.approx(norm(whole), rel=1e-6)
+    rows = whole.reshape(3, 4, 12)
+    assert found["last"] == pytest.approx(norm(rows[-1]), rel=1e-6)
+    assert found["token"] == pytest.approx(max(map(norm, rows)), rel=1e-6)
+    assert found["others"] == pytest.approx(norm(rows[1:].flatten(0, 1)), rel=1e-6)
+    v = torch.linalg.svd(whole)[2][0]
+    assert found["from"] == pytest.approx(v.reshape(3, 4).square().sum(-1).tolist(), rel=1e-4)
+    for J, gain, cosine, first in zip(
+        dense, found["gain"], found["cosine"], found["first"], strict=True
+    ):
+        own = torch.linalg.svd(J)[2][0]
+        assert cosine == pytest.approx(abs(own @ v).item() / v.norm().item(), rel=1e-4)
+        image = J @ v
+        assert gain == pytest.approx((image.norm() / v.norm()).item(), rel=1e-4)
+        assert first == pytest.approx((image[:4].norm() / image.norm()).item() ** 2, rel=1e-3)
+        v = image
+
+
+def test_a_chain_that_is_none():
+    class Skipping(nn.Module):
+        def __init__(self):
+            super().__init__()
+            layers = [nn.TransformerEncoderLayer(4, 2, 8, batch_first=True) for _ in range(2)]
+            self.layers = nn.ModuleList(layers)
+
+        def forward(self, X):
+            return self.layers[1](2 * self.layers[0](X))
+
+    with pytest.raises(ValueError, match=r"expected layers\.0 to feed layers\.1 alone"):
+        depth.chain(Skipping().double().eval(), X=torch.ones(1, 2, 4).double())
+
+
+@pytest.fixture(scope="module")
+def stored():
+    return {row["name"]: row for row in depth.stored()}
+
+
+def test_the_table_says_how_it_was_made(stored):
+    table = json.loads(stored_file("depth.json", "make depth").read_text(encoding="utf8"))
+    assert table["command"] == "make depth"
+    assert "torch" in table["versions"]
+    assert list(stored) == list(depth.MODELS)
+    assert {row["n"] for row in stored.values()} == {depth.LENGTH}
+
+
+@pytest.mark.parametrize("name", depth.MODELS)
+def test_stored_numbers_agree_with_one_another(stored, name):
+    row = stored[name]
+    gains = torch.tensor(row["gain"])
+    assert gains.prod().item() == pytest.approx(row["model"], rel=1e-3)
+    assert row["up_to"][-1] == pytest.approx(row["model"], rel=1e-3)
+    assert (gains <= torch.tensor(row["sigma"]) * (1 + depth.TOLERANCE)).all()
+    assert sum(row["from"]) == pytest.approx(1, rel=1e-4)
+    assert sum(row["to"]) == pytest.approx(1, rel=1e-4)
+    assert row["last"] <= row["token"] * (1 + depth.TOLERANCE)
+
+
+def test_smollm2_measured_again(stored):
+    """Three blocks, and how the first stretch the worst move of the whole."""
+    model = depth.load("smollm2", dtype=torch.float64)
+    ids = depth.sequences(model, depth.load_text("pydoc"), n=depth.LENGTH, count=1)
+    maps = depth.chain(model, "norm", input_ids=ids)
+    again = [0, 11, 30]
+    found = [depth.spectral_norm(J, tol=1e-3).value.item()
+             for J in depth.jacobians([maps[k] for k in again])]  # fmt: skip
+    assert found == pytest.approx([stored["smollm2"]["sigma"][k] for k in again], rel=2e-3)
