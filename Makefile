@@ -35,7 +35,7 @@ $(STAMP): requirements.lock pyproject.toml
 
 weights: $(WEIGHTS)  ## fetch the pretrained weights (once)
 $(WEIGHTS): $(wildcard lipcore/models/sources.py) | $(STAMP)
-	$(BIN)/lipcore fetch minilm smollm2
+	$(BIN)/lipcore fetch minilm smollm2 bible
 	@# the first load unpacks the 4-bit weights once; several pages at the same time would each do it
 	$(BIN)/python -c 'from lipcore import models; models.load("smollm2")'
 	@mkdir -p $(BUILD) && touch $@
@@ -85,8 +85,10 @@ check: book  ## open every built page in a browser and check it
 attack: $(STAMP) $(WEIGHTS)  ## try to break every bound, at length
 	$(BIN)/python -m lipcore.lab.attack --output $(BUILD)/attack.json $(ATTACK_FLAGS)
 
-sweep: $(STAMP) $(WEIGHTS)  ## measure what Part III rests on (20 minutes of one core; resumes), store the table
-	OMP_NUM_THREADS=1 $(BIN)/lipcore sweep --plan book/data/sweep.toml --folder $(BUILD)/sweep --export book/data/sweep.parquet $(SWEEP_FLAGS)
+sweep: $(STAMP) $(WEIGHTS)  ## measure what Part III rests on (NNN minutes of one core; resumes), store the tables
+	for plan in sweep texts; do \
+	  OMP_NUM_THREADS=1 $(BIN)/lipcore sweep --plan book/data/$$plan.toml --folder $(BUILD)/sweep --export book/data/$$plan.parquet $(SWEEP_FLAGS) || exit; \
+	done
 
 bench: $(STAMP) $(WEIGHTS)  ## time the package against its rivals (some minutes; leave the machine alone), store the table
 	$(BIN)/python -m pytest benchmarks --benchmark-only --benchmark-columns=min,median,rounds --benchmark-json=$(BUILD)/benchmarks.json $(BENCH_FLAGS)

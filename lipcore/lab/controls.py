@@ -37,7 +37,7 @@ def control_tokens(
     >>> generator = torch.Generator().manual_seed(0)
     >>> text = torch.tensor([5, 5, 5, 7])
     >>> control_tokens(text, "shuffled", vocab_size=9, generator=generator).tolist()
-    [7, 5, 5, 5]
+    [5, 5, 7, 5]
     """
     check_control(control)
     if control == "shuffled":

@@ -336,15 +336,21 @@ def export(table: pd.DataFrame, path: str | os.PathLike, *, bits: int = 13, **ab
         small.to_parquet(temporary, index=False, **options)
 
 
-def stored() -> pd.DataFrame:
-    """The table of the sweep behind the chapters on real models, as kept with the book.
+def stored(name: str = "sweep") -> pd.DataFrame:
+    """A table behind the chapters on real models, as kept with the book.
+
+    Parameters
+    ----------
+    name : {"sweep", "texts"}
+        ``"sweep"``: ten pieces of one or two texts at each length, layers and heads.
+        ``"texts"``: more texts, longer ones that are read on, and controls.
 
     Returns
     -------
     pandas.DataFrame
         As :func:`export` wrote it: ``attrs`` hold the command that made it, versions, hashes of
-        weights and texts, and the seconds of one core that it took. ``book/data/sweep.toml`` says
-        which cells are in it.
+        weights and texts, and the seconds of one core that it took. The plan ``book/data/NAME.toml``
+        says which cells are in it.
 
     Raises
     ------
@@ -356,10 +362,10 @@ def stored() -> pd.DataFrame:
     repository = Path(lipcore.__file__).parents[1] / "book" / "data"
     installed = Path(sys.prefix) / "share" / "lipcore"
     for place in (repository, installed):
-        if (place / "sweep.parquet").is_file():
-            return pd.read_parquet(place / "sweep.parquet")
+        if (place / f"{name}.parquet").is_file():
+            return pd.read_parquet(place / f"{name}.parquet")
     raise FileNotFoundError(
-        f"the stored sweep is neither in {repository} nor in {installed}: 'make sweep' measures it"
+        f"{name}.parquet is neither in {repository} nor in {installed}: 'make sweep' measures it"
     )
 
 

@@ -356,7 +356,9 @@ def _models(arguments: argparse.Namespace) -> str:
 
 def _add_fetch(commands) -> None:
     parser = commands.add_parser("fetch", help="download weights into the cache, verified")
-    parser.add_argument("names", nargs="+", metavar="NAME", help="a model of 'lipcore models'")
+    parser.add_argument(
+        "names", nargs="+", metavar="NAME", help="a model of 'lipcore models', or a text"
+    )
     parser.set_defaults(run=_fetch)
 
 

