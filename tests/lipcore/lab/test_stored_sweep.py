@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 from lipcore import models, spectral_norm
 from lipcore.lab import sweep as sweeps
@@ -114,7 +113,12 @@ def test_texts_are_those_of_the_table(name, text):
 
 def kind(name, cell):
     """What is measured, in words: the table, the model, and what was done to it."""
-    parts = (cell.model, "as decoder" * cell.decoder, cell.control, "heads" * (cell.head is not None))
+    parts = (
+        cell.model,
+        "as decoder" * cell.decoder,
+        cell.control,
+        "heads" * (cell.head is not None),
+    )
     return ", ".join(filter(None, (name, *parts)))
 
 
@@ -154,17 +158,17 @@ def test_a_sequence_of_every_length_measured_again_agrees(kind_name):
         assert row["upper"] >= again["lower"], cell
 
 
-LONG_CELLS = [cell for name in sorted(KINDS) for cell in PLANS[KINDS[name]]]
+LENGTHS = sorted({cell.n for cell in PLANS["texts"] if cell.n >= LONG})
 
 
-@pytest.mark.parametrize("n", sorted({cell.n for cell in LONG_CELLS if cell.n >= LONG}))
+@pytest.mark.slow
+@pytest.mark.parametrize("n", LENGTHS)
 def test_a_few_products_of_every_longer_length_agree(n):
-    """Two steps of Lanczos: a lower bound that is not far from the truth."""
+    """Three steps of Lanczos give a lower bound that is not far from the truth."""
     (found,) = (found for found in drawn("texts, smollm2") if found[0].n == n)
     cell, start, _ = found
-    with torch.no_grad():
-        attention, X = sweeps._inputs(cell)
-        below = spectral_norm(attention.jacobian(X[0]), max_iterations=STEPS, probability=None)
+    attention, X = sweeps._inputs(cell)
+    below = spectral_norm(attention.jacobian(X[0]), max_iterations=3, probability=None).value
     row = table_of("texts").loc[start]
-    assert 0.999 * below.value <= row["sigma"] <= below.value / NEAR
+    assert 0.999 * below <= row["sigma"] <= 1.25 * below
     assert row["radius_max"] == pytest.approx(X.norm(dim=-1).max().item(), rel=1e-3)
