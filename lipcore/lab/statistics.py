@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -331,75 +331,6 @@ def correlations(x: Sequence[float], y: Sequence[float], groups: Sequence) -> Co
     centre = both.mean(axis=1, keepdims=True)
     parts = (both - centre, both - means, means - centre)
     return Correlations(*map(_cosine, parts))
-
-
-def refine_exponent(
-    n: Sequence[float],
-    values: Sequence,
-    draw: Callable[[int, int, int], Sequence[float]],
-    *,
-    width: float = 0.1,
-    most: int = 40,
-    **options,
-) -> tuple[PowerFit, list[np.ndarray]]:
-    """Fit an exponent, and draw more values at every length while its interval is too wide.
-
-    Each round doubles the number of values. Whether to go on depends on the width of the interval
-    alone, not on where it lies.
-
-    Parameters
-    ----------
-    n : sequence of int, length m
-    values : m sequences of positive values
-        Those there are already, as many at each length.
-    draw : callable
-        ``draw(n, first, count)`` returns the values number first, …, first + count − 1 at length n.
-    width : float
-        Width of the interval that is narrow enough.
-    most : int
-        Values a length after which to stop in any case.
-    **options
-        Of :func:`fit_exponent`.
-
-    Returns
-    -------
-    fit : PowerFit
-    values : list of arrays
-        All values, those given first.
-
-    Raises
-    ------
-    ValueError, TypeError
-        If :func:`fit_exponent` refuses the values, lengths have different numbers of values, or
-        ``draw`` returns another number than asked.
-
-    Examples
-    --------
-    >>> noise = np.random.default_rng(0)
-    >>> wide = [np.exp(noise.normal(size=4)) for n in (4, 16, 64)]
-    >>> more = lambda n, first, count: np.exp(noise.normal(size=count))
-    >>> fit, values = refine_exponent([4, 16, 64], wide, more, most=30)
-    >>> [len(sample) for sample in values]
-    [30, 30, 30]
-    """
-    check_number("width", width, minimum=0, strict=True)
-    check_count("most", most)
-    values = [_flat(sample) for sample in values]
-    fit = fit_exponent(n, values, **options)
-    have = len(values[0])
-    if {len(sample) for sample in values} != {have}:
-        counts = [len(sample) for sample in values]
-        raise ValueError(f"values: expected as many at each length, got {counts}")
-    while fit.high - fit.low > width and have < most:
-        more = min(have, most - have)
-        drawn = [_flat(draw(length, have, more)) for length in n]
-        counts = [len(sample) for sample in drawn]
-        if set(counts) != {more}:  # else it might never end
-            raise ValueError(f"draw: expected {more} values at each length, got {counts}")
-        values = [np.concatenate(pair) for pair in zip(values, drawn, strict=True)]
-        have += more
-        fit = fit_exponent(n, values, **options)
-    return fit, values
 
 
 def _resampled_means(sample: np.ndarray, resamples: int, rng: np.random.Generator) -> np.ndarray:

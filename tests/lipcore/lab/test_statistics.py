@@ -15,7 +15,6 @@ from lipcore.lab.statistics import (
     holm,
     lack_of_fit,
     local_slopes,
-    refine_exponent,
 )
 
 LENGTHS = [4, 8, 16, 32, 64, 128, 256]
@@ -126,54 +125,6 @@ def test_bad_input(name):
     arguments, options, message = BAD_INPUT[name]
     with pytest.raises(ValueError, match=message):
         fit_exponent(*arguments, **options)
-
-
-def test_refining_stops_when_narrow_and_asks_for_the_next_values():
-    rng, asked = np.random.default_rng(3), []
-
-    def draw(n, first, count):
-        asked.append((n, first, count))
-        return n**0.3 * np.exp(0.5 * rng.normal(size=count))
-
-    lengths = [4, 8, 16]
-    fit, values = refine_exponent(
-        lengths, [draw(n, 0, 5) for n in lengths], draw, width=0.4, most=200
-    )
-    assert fit.high - fit.low <= 0.4
-    counts = [len(sample) for sample in values]
-    assert counts[0] in (10, 20, 40, 80)
-    assert counts == counts[:1] * 3
-    assert asked[3:6] == [(n, 5, 5) for n in lengths]
-    assert asked[6:9] == [(n, 10, 10) for n in lengths]
-    asked.clear()
-    again, same = refine_exponent(lengths, values, draw, width=0.5)
-    assert again == fit and asked == []  # narrow already
-    np.testing.assert_array_equal(same, values)
-
-
-def test_refining_gives_up_at_the_limit():
-    rng = np.random.default_rng(4)
-    start = rng.uniform(1, 9, size=(2, 8))
-    fit, values = refine_exponent(
-        [2, 4], start, lambda n, first, count: rng.uniform(1, 9, count), width=1e-6, most=20
-    )
-    assert [len(sample) for sample in values] == [20, 20]
-    assert fit.high > fit.low
-    with pytest.raises(ValueError, match="as many"):
-        refine_exponent([2, 4], [[1.0], [1.0, 2.0]], lambda n, first, count: [])
-
-
-@pytest.mark.parametrize("count", [0, 1, 3])
-def test_draws_of_another_number_are_refused(count):
-    """With none at all it would never end."""
-    with pytest.raises(ValueError, match="draw: expected 2 values at each length"):
-        refine_exponent(
-            [4, 8],
-            [[1.0, 2.0], [1.0, 9.0]],
-            lambda n, first, more: [1.0] * count,
-            width=0.01,
-            most=20,
-        )
 
 
 class TestLocalSlopes:
