@@ -85,7 +85,7 @@ check: book  ## open every built page in a browser and check it
 attack: $(STAMP) $(WEIGHTS)  ## try to break every bound, at length
 	$(BIN)/python -m lipcore.lab.attack --output $(BUILD)/attack.json $(ATTACK_FLAGS)
 
-sweep: $(STAMP) $(WEIGHTS)  ## measure what Part III rests on (NNN minutes of one core; resumes), store the tables
+sweep: $(STAMP) $(WEIGHTS)  ## measure what Part III rests on (75 minutes of one core; resumes), store the tables
 	for plan in sweep texts; do \
 	  OMP_NUM_THREADS=1 $(BIN)/lipcore sweep --plan book/data/$$plan.toml --folder $(BUILD)/sweep --export book/data/$$plan.parquet $(SWEEP_FLAGS) || exit; \
 	done
