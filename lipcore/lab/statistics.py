@@ -1,4 +1,4 @@
-"""Growth exponents and local slopes with their uncertainty, and what may be said of many at once."""
+"""Growth exponents and local slopes with their uncertainty, and what holds of many at once."""
 
 from __future__ import annotations
 
@@ -126,9 +126,12 @@ class LocalSlopes:
 def local_slopes(
     n: Sequence[float], values: Sequence, *, confidence: float = 0.95, family: int = 1
 ) -> LocalSlopes:
-    r"""Measure :math:`\log(\text{value}_{i+1}/\text{value}_i) / \log(n_{i+1}/n_i)` repeat by repeat.
+    r"""Slopes between neighbouring lengths on logarithmic axes, repeat by repeat.
 
-    What a power law would be if it were one: all slopes would be its exponent.
+    .. math:: \log(\text{value}_{i+1}/\text{value}_i) / \log(n_{i+1}/n_i)
+
+
+    For a power law all of them would be its exponent.
 
     Parameters
     ----------

@@ -349,8 +349,8 @@ def stored(name: str = "sweep") -> pd.DataFrame:
     -------
     pandas.DataFrame
         As :func:`export` wrote it: ``attrs`` hold the command that made it, versions, hashes of
-        weights and texts, and the seconds of one core that it took. The plan ``book/data/NAME.toml``
-        says which cells are in it.
+        weights and texts, and the seconds of one core that it took. ``book/data/NAME.toml`` is the
+        plan, which says what is in it.
 
     Raises
     ------
