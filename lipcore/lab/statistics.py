@@ -130,7 +130,6 @@ def local_slopes(
 
     .. math:: \log(\text{value}_{i+1}/\text{value}_i) / \log(n_{i+1}/n_i)
 
-
     For a power law all of them would be its exponent.
 
     Parameters
