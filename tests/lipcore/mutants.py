@@ -56,7 +56,7 @@ class Function:
         """The function that this tree defines, where the function stands."""
         found: dict[str, Callable] = {}
         module = ast.fix_missing_locations(ast.Module([tree], []))
-        exec(compile(module, self.module.__file__, "exec"), vars(self.module), found)  # noqa: S102
+        exec(compile(module, self.module.__file__, "exec"), vars(self.module), found)
         return found[self.name]
 
 

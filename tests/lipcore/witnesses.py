@@ -274,7 +274,9 @@ def lower_bounds(truth) -> list[Witness]:
                 reached = two_tokens(truth, A, V, pair, n)
                 found.append(of("lower", "refined_lower", reached, gamma=a, norm_vu=vu, **sizes))
                 found.append(of("lower", "score_gap_lower", reached, A=A, V=V, **sizes))
-                found.append(of("lower", "adversarial_lower", reached, gamma=a, norm_v=1.0, **sizes))
+                found.append(
+                    of("lower", "adversarial_lower", reached, gamma=a, norm_v=1.0, **sizes)
+                )
                 first = torch.ones(n, 2, dtype=F64) * tensor([1.0, 0.0])
                 first[0] = -first[0]
                 if n <= 9:
@@ -282,7 +284,9 @@ def lower_bounds(truth) -> list[Witness]:
                     found.append(of("lower", "masked_lower", reached, gamma=a, norm_v=1.0, **sizes))
     none = {"A": 0 * EYE, "V": SHEAR, "radius": 1.0}
     found.append(of("lower", "best_lower", math.log(norm2(SHEAR)), **none))
-    return found + constructions(truth, 8 * SHEAR / norm2(SHEAR), tensor([1.0, 0.4], [0.0, 0.7]), 90)
+    return found + constructions(
+        truth, 8 * SHEAR / norm2(SHEAR), tensor([1.0, 0.4], [0.0, 0.7]), 90
+    )
 
 
 def constructions(truth, A: Tensor, V: Tensor, n: int) -> list[Witness]:
@@ -334,6 +338,10 @@ def layers() -> list[Witness]:
         found.append(plain("upper", "yudin2025_local_upper", reached, layer, X))
         published = math.sqrt(12) * reached
         found.append(plain("letter", "layer_upper", published, layer, n=4, radius=1.0))
+    # a bias alone: every query looks at the same key
+    alone = Attention(0 * ONE[None], ONE[None], ONE[None], tensor([1e3]), scale=1.0)
+    leader = rare_leader(1e3) - 1e-6
+    found.append(of("upper", "best_upper", leader, attention=alone, radius=1.0))
     # everyone sees the first token alone: columns sum to n
     first = torch.zeros(9, 9, dtype=torch.bool)
     first[:, 0] = True
@@ -352,13 +360,16 @@ def layers_by_the_letter() -> list[Witness]:
     R, n = 0.7, 6
     v = norm2(value[0])
     a = (norm2(A) * R + offset.norm().item()) * R
-    turned = (norm2(query[0]) * R + bias_q.norm().item()) * (norm2(key[0]) * R + bias_k.norm().item())
+    turned = (norm2(query[0]) * R + bias_q.norm().item()) * (
+        norm2(key[0]) * R + bias_k.norm().item()
+    )
     turned /= math.sqrt(2)
     kappa = math.exp(2 * turned)
     column = n * kappa / (n + kappa - 1)
     causal = min(n, 1 + kappa * math.log(1 + (n - 1) / kappa))
     row = 1 if a <= 0.5 else 0.5 + 0.5 * (a + 1 / (4 * a)) ** 2
     biased = Attention(query, key, value, bias_q, bias_k)
+    on_one_line = Attention(2 * ONE[None], ONE[None], ONE[None], tensor([1.8]), scale=1.0)
     rotary = {"rotary": tensor(1.0)}
     around = Attention(query, key, value, bias_q, bias_k, **rotary)
     masked_ = Attention(query, key, value, bias_q, bias_k, causal=True, **rotary)
@@ -368,14 +379,33 @@ def layers_by_the_letter() -> list[Witness]:
     sizes = {"n": n, "radius": R}
     return [
         plain("upper", "local_upper", dense(around, draw(n, 3)), around, draw(n, 3)),
+        plain("exact", "score_reach", tensor(1.4), on_one_line, radius=0.5),  # (2·0.5 + 1.8)·0.5
         plain("letter", "score_reach", a, biased, radius=R),
         plain("letter", "score_reach", turned, around, radius=R),
         plain("letter", "layer_upper", v * general(n, a), biased, **sizes),
-        plain("letter", "best_upper", v * ((1 + turned) * math.sqrt(column) + turned), attention=around, **sizes),
-        plain("letter", "best_upper", v * (min(hardy, (1 + turned) * math.sqrt(causal)) + turned), attention=masked_, **sizes),
+        plain(
+            "letter",
+            "best_upper",
+            v * ((1 + turned) * math.sqrt(column) + turned),
+            attention=around,
+            **sizes,
+        ),
+        plain(
+            "letter",
+            "best_upper",
+            v * (min(hardy, (1 + turned) * math.sqrt(causal)) + turned),
+            attention=masked_,
+            **sizes,
+        ),
         plain("letter", "best_upper", v * (hardy + turned), attention=masked_, radius=R),
         plain("letter", "best_upper", v * (math.sqrt(n * row) + a), attention=weighted, radius=R),
-        plain("letter", "best_upper", v * ((1 + turned) * math.sqrt(n) + turned), attention=both, radius=R),
+        plain(
+            "letter",
+            "best_upper",
+            v * ((1 + turned) * math.sqrt(n) + turned),
+            attention=both,
+            radius=R,
+        ),
     ]
 
 
@@ -407,7 +437,10 @@ def by_the_letter() -> list[Witness]:
         for name, (value, more) in forms.items():
             found.append(of("letter", name, math.log(value), **sizes, **more))
         S = min(kappa, kappa / (n + kappa - 1) + (n - 1) * kappa / (n - 1 + kappa), n)
-        for name, column, more in (("unified_upper_rate", S, {"n": n}), ("mean_field_upper_rate", kappa, {})):
+        for name, column, more in (
+            ("unified_upper_rate", S, {"n": n}),
+            ("mean_field_upper_rate", kappa, {}),
+        ):
             value = math.log(v * (root * math.sqrt(column) + a))
             head = {"A": -a / 4 * ONE, "radius": 2.0, "norm_v": v}
             found.append(of("letter", name, value, **head, **more))
@@ -426,9 +459,18 @@ def by_the_letter() -> list[Witness]:
     factor = ((2 / (2 - p[:, 0])) ** (1 / p[:, 0]) * moments ** (1 / q[:, 0])).min().item()
     size = {"radius": 1.0, "norm_a": a, "norm_v": v}
     value = math.log(v * (factor * math.exp(a) + a))
-    found.append(Witness("letter", "masked_upper_moments", lambda: round(bounds.masked_upper_moments(log=True, **size), 4), round(value, 4)))
+    found.append(
+        Witness(
+            "letter",
+            "masked_upper_moments",
+            lambda: round(bounds.masked_upper_moments(log=True, **size), 4),
+            round(value, 4),
+        )
+    )
     found.append(of("letter", "torn_upper", math.log(v * (math.sqrt(n * G) + a)), n=n, **size))
-    found.append(of("letter", "unified_upper_sharp", math.log(v * (math.sqrt(n * G) + a)), n=n, **size))
+    found.append(
+        of("letter", "unified_upper_sharp", math.log(v * (math.sqrt(n * G) + a)), n=n, **size)
+    )
     # row by row: G as long as i ≤ κF/G, then κF/i
     kappa = math.exp(2 * a)
     rare = w * (1 + 2 * a * (1 - w)) ** 2 + (1 - w) * (1 - 2 * a * w) ** 2 / kappa
@@ -452,8 +494,20 @@ def by_the_letter() -> list[Witness]:
     value = math.sqrt(1 + 81) * math.exp(81 / 64) + 9
     found.append(plain("letter", "best_upper", value, attention=biased, radius=1.0))
     for n, x in ((2, 0.3), (40, 3.0)):
-        column = math.exp(2 * x) / (n + math.exp(2 * x) - 1) + (n - 1) * math.exp(x) / (n - 1 + math.exp(x))
-        found.append(plain("letter", "log_column_sum", math.log(min(column, math.exp(x))), n, math.log(x), x, place=_columns))
+        column = math.exp(2 * x) / (n + math.exp(2 * x) - 1) + (n - 1) * math.exp(x) / (
+            n - 1 + math.exp(x)
+        )
+        found.append(
+            plain(
+                "letter",
+                "log_column_sum",
+                math.log(min(column, math.exp(x))),
+                n,
+                math.log(x),
+                x,
+                place=_columns,
+            )
+        )
     flat = {"A": 1e3 * EYE, "radius": 1.0, "norm_v": v}  # two dimensions, g* = 250
     log_rate = math.log(v * 2 * 2001) + (2 * math.log(2e3 * math.sqrt(2) + 1) + 251) / 2
     return [*found, of("letter", "masked_upper_rate", log_rate, **flat)]
@@ -536,7 +590,9 @@ def large_radius(truth) -> list[Witness]:
         found.append(Witness("exact", "large_radius", at, J))
     three = tensor([-1.0], [0.5], [2.0])  # the second and the third look at the third
     found.append(
-        Witness("exact", "large_radius", lambda: bounds.large_radius(three, ONE, ONE).most_attended, 2.0)
+        Witness(
+            "exact", "large_radius", lambda: bounds.large_radius(three, ONE, ONE).most_attended, 2.0
+        )
     )
     pair = tensor([2.0], [-2.0])
     for t2 in (0.05, 0.4, 14.0 / 16):
@@ -614,11 +670,15 @@ def normalised(truth) -> list[Witness]:
         each = torch.stack([truth.of_map(alone, x[None, None])[0] for x in X])
         found.append(plain("upper", "norm_constants", each * (1 - 1e-5), norm, X))
         found += ellipsoid(norm, A, V, c, layer)
-    found.append(plain("exact", "layer_norm_radius", 7.0, gain=torch.ones(4), bias=tensor(0, 0, 3, 4)))
+    found.append(
+        plain("exact", "layer_norm_radius", 7.0, gain=torch.ones(4), bias=tensor(0, 0, 3, 4))
+    )
     M, e = draw(2, 2), draw(2, seed=1)
     angle = torch.linspace(0, 2 * math.pi, 100_001, dtype=F64)
     z = 3 * torch.stack([angle.cos(), angle.sin()], dim=-1)
-    found.append(plain("exact", "largest_affine_norm", (z @ M.mT + e).norm(dim=-1).max(), M, e, 3.0))
+    found.append(
+        plain("exact", "largest_affine_norm", (z @ M.mT + e).norm(dim=-1).max(), M, e, 3.0)
+    )
     return found
 
 

@@ -32,7 +32,9 @@ def weighted_setting(seed: int, index: int) -> Iterator[Outcome]:
     start = _starts(problem, generator)
     length = start["c"].norm(dim=-1)[0, 0].item()  # kept during the ascent
     a = problem.size + length * problem.radius
-    where = f"weights, A {problem.shape}, d={len(problem.A)}, a={problem.size:.3g}, |c|={length:.3g}"
+    where = (
+        f"weights, A {problem.shape}, d={len(problem.A)}, a={problem.size:.3g}, |c|={length:.3g}"
+    )
     outcome = partial(Outcome, source="book", where=where, large_a=a >= 1)
     size = {"radius": problem.radius, "norm_a": a / problem.radius**2, "norm_v": 1.0, "log": True}
     constant, best = _climb(partial(_log_constant, problem), problem, start)
