@@ -27,8 +27,8 @@ def weighted_setting(seed: int, index: int) -> Iterator[Outcome]:
     """One head with a bias, and measures: its constant, and what one key collects."""
     generator = torch.Generator().manual_seed((seed * 1_000_003 + index) % 2**63)
     problem = make_problem(generator)
-    if not 0 < problem.size <= LARGEST_A:
-        return
+    while not 0 < problem.size <= LARGEST_A:
+        problem = make_problem(generator)
     start = _starts(problem, generator)
     length = start["c"].norm(dim=-1)[0, 0].item()  # kept during the ascent
     a = problem.size + length * problem.radius
