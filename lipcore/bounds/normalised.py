@@ -222,7 +222,8 @@ def largest_affine_norm(M: Tensor, e: Tensor, radius: float) -> Tensor:
     .. math:: \max_{|z|\le\rho} |Mz+e|^2 = \min_{\lambda > \lambda_{\max}(H)} |e|^2
         + q^\top(\lambda - H)^{-1}q + \lambda\rho^2 .
 
-    Every λ gives an upper bound; the best one solves :math:`|(\lambda-H)^{-1}q| = \rho`.
+    Every λ gives an upper bound; the best one solves :math:`|(\lambda-H)^{-1}q| = \rho`. The tests
+    enclose the maximum between both sides in an interval of width 1e-13.
     M : Tensor, shape (…, k, d). e : Tensor, shape (…, k). radius : float, ρ. Returned: shape (…).
 
     Examples

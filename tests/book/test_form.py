@@ -135,7 +135,7 @@ def claim_faults(text: str, cells) -> list[str]:
     faults = []
     for claim in (c for cell in cells for c in calls(ast.parse(cell.source), "claim")):
         theorem = claim.get("theorem")
-        if theorem is None and claim.get("status") == "proved":
+        if theorem is None and claim.get("status") in ("proved", "enclosed"):
             faults.append(f"a claim that is proved names no theorem; there are {sorted(labels)}")
         if theorem is not None and theorem not in labels:
             faults.append(f"{theorem} is no theorem of this page; there are {sorted(labels)}")
