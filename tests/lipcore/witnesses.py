@@ -508,9 +508,18 @@ def by_the_letter() -> list[Witness]:
                 place=_columns,
             )
         )
-    flat = {"A": 1e3 * EYE, "radius": 1.0, "norm_v": v}  # two dimensions, g* = 250
-    log_rate = math.log(v * 2 * 2001) + (2 * math.log(2e3 * math.sqrt(2) + 1) + 251) / 2
-    return [*found, of("letter", "masked_upper_rate", log_rate, **flat)]
+    # more dimensions, g* = 250: cubes in two, Voronoi cells in six
+    for d, side in ((2, 2e3 * math.sqrt(2)), (6, 4e3)):
+        flat = {"A": 1e3 * torch.eye(d, dtype=F64), "radius": 1.0, "norm_v": v}
+        rate = math.log(v * 2 * 2001) + (d * math.log(side + 1) + 251) / 2
+        found.append(of("letter", "masked_upper_rate", rate, **flat))
+    axes = tensor(5.0, 0.7, 0.1)
+    c = torch.linspace(-30, 6, 145, dtype=F64).exp()[:, None]
+    cells = ((1 + c) * (4 * axes / 1.3) ** 2 + 1 + 1 / c).prod(-1).min().sqrt().log()
+    within = (axes.log(), math.log(1.3))
+    found.append(plain("letter", "log_voronoi", cells, *within, place=_columns))
+    cubes = (1 + 2 * axes * math.sqrt(3) / 1.3).prod().log()
+    return [*found, plain("letter", "log_cubes", cubes, *within, place=_columns)]
 
 
 def squared_distances(truth) -> list[Witness]:
