@@ -25,6 +25,8 @@ NO_BOUNDS = {
 }
 #: Functions whose constants no truth contradicts, only the formula typed again; and why.
 BY_THE_LETTER = {
+    "_columns.log_cubes": "cells multiply the bound, and the crowd that is bad for a head lies in one",
+    "_columns.log_voronoi": "the same",
     "best._separate_terms": "1 + a adds the longest mixing to the longest pull; no row has both",
     "masked.causal_average_norm": "an expansion for large n, not a bound",
     "local._covariances": "own query and others' keys are bounded apart; no input has both large",
