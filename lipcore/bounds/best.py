@@ -88,8 +88,8 @@ def best_upper(
     89.4
     """
     layer = _one_layer(A, V, attention, causal)
-    n = _tokens(layer, n)
     log_as = log_score_reach(layer, radius)
+    n = _tokens(layer, n)
     bounds = [_log_head(layer, head, n, log_a, radius) for head, log_a in enumerate(log_as)]
     return finish(log_join(layer, bounds), log)
 
@@ -124,7 +124,7 @@ def _log_head(attention: Attention, head: int, n: int | None, log_a: float, radi
     """The logarithm of one head's bound for ‖V‖₂ = 1."""
     if n == 1:
         return 0.0  # one token sees itself: the map is V
-    given = (attention.mask, attention.bias, attention.log_weights)
+    given = (attention.mask, attention.bias, attention.log_weights, attention.window)
     if any(table is not None for table in given):
         mixing = _any_weights(attention, n, log_a)
     elif attention.rotary is not None:
@@ -135,7 +135,10 @@ def _log_head(attention: Attention, head: int, n: int | None, log_a: float, radi
 
 
 def _any_weights(attention: Attention, n: int, log_a: float) -> float:
-    """log M where rows of P sum to one, and no more is known: columns sum to n at most."""
+    """log M where rows of P sum to one: columns sum at most to the number of rows that see them."""
+    if attention.window is not None:
+        reach = attention.window if attention.causal else 2 * attention.window - 1
+        n = reach if n is None else min(n, reach)
     long_row = 2 * log_one_plus(log_a) if attention.rotary is not None else log_torn(log_a)
     return (math.log(n) + long_row) / 2
 

@@ -134,8 +134,8 @@ def masked_upper_moments(
         \min_{1\le p<2} \big(\tfrac{2}{2-p}\big)^{1/p} M_{p/(p-1)}(a) + a \Big)
 
     with M of :func:`row_moment`; p = 1 gives :math:`2(1+2a)e^a + a`, the best p lies near 1.4 for
-    large a. Any p gives a bound; the tests enclose the least over p in an interval of relative width
-    1e-4, and its quotient by :math:`a\,e^a`, far out, in [2.4279, 2.4282].
+    large a. Any p gives a bound; the tests enclose the least over p in an interval of relative
+    width 1e-4, and its quotient by :math:`a\,e^a`, far out, in [2.4279, 2.4282].
 
     Examples
     --------

@@ -333,7 +333,7 @@ def normalised_upper(attention: Attention, norm: Normalisation, *, n: int) -> fl
     n = check_count("n", n)
     found = normalised_reach(attention, norm)
     attention, gain, _, root = _checked(attention, norm)
-    given = (attention.mask, attention.bias, attention.log_weights)
+    given = (attention.mask, attention.bias, attention.log_weights, attention.window)
     log_columns = [math.log(n)] * attention.heads
     if not attention.causal and all(table is None for table in given):
         log_columns = [

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lipcore import Attention, bounds
+from lipcore import Attention, bounds, local_lipschitz
 from lipcore.adversarial import ascend
 from lipcore.bounds import best_upper
 
@@ -295,3 +295,18 @@ def test_a_bias_in_single_precision_is_multiplied_in_double():
     assert bounds.score_reach(layer, radius=2.0).item() == pytest.approx(6.0)
     wide = best_upper(attention=layer.to(F64), radius=2.0)
     assert best_upper(attention=layer, radius=2.0) == wide
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_window_bounds_every_length(causal):
+    """A key is seen from its window alone, so that n does not matter once it is longer."""
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(3, 2, 2, 3, generator=generator, dtype=torch.float64) / 2
+    layer = Attention(*weights, window=2, causal=causal)
+    every = best_upper(attention=layer, radius=2.0)
+    assert best_upper(attention=layer, n=100, radius=2.0) == every
+    assert best_upper(attention=layer, n=2, radius=2.0) < every or causal
+    for n in (2, 8, 30):
+        X = torch.randn(n, 3, generator=generator, dtype=torch.float64)
+        X = 2 * X / X.norm(dim=-1, keepdim=True)
+        assert float(local_lipschitz(layer, X)) <= best_upper(attention=layer, n=n, radius=2.0)
