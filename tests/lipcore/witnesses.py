@@ -347,6 +347,11 @@ def layers() -> list[Witness]:
     first[:, 0] = True
     hidden = Attention.from_matrices(0 * EYE, 2 * EYE, mask=first)
     found.append(plain("upper", "best_upper", 6.0, attention=hidden, radius=1.0))
+    # a window of three keys, or of three to each side: G(1) = 1.28125
+    for causal, reach in ((True, 3), (False, 5)):
+        near = Attention.from_matrices(-ONE, 2 * ONE, causal=causal, window=3)
+        value = 2 * (math.sqrt(reach * 1.28125) + 1)
+        found.append(plain("letter", "best_upper", value, attention=near, n=40, radius=1.0))
     found += layers_by_the_letter()
     return found
 

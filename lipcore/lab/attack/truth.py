@@ -72,7 +72,7 @@ def own_query_norm(A: Tensor, V: Tensor, X: Tensor, log_masses: Tensor) -> Tenso
 def _weights_and_values(
     images: Tensor, X: Tensor, log_masses: Tensor | None, *, causal: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Attention weights P, shape (K, n, n), and x_j − m_i, shape (K, i, j, d), from the Ax_i + c."""
+    """P, shape (K, n, n), and x_j − m_i, shape (K, i, j, d), from images Ax_i + c."""
     scores = images @ X.mT
     if log_masses is not None:
         scores = scores + log_masses[:, None, :]
