@@ -1,10 +1,10 @@
 r"""How much attention one key can collect: bounds of the column sums of P.
 
 Every upper bound for the ball is a function of a, n and these sums. Without a mask they are at most
-:math:`e^{g^*}` (:prf:ref:`lem-columns`). With a causal mask that is not known; there the ball is
-cut into cells within which scores vary by at most t, and the queries of a cell are keys of it too.
-Seen by A the ball is an ellipsoid whose semi-axes a_i are the singular values of R²A
-(:prf:ref:`thm-masked-rate`).
+:math:`e^{g^*}` (:prf:ref:`lem-columns`). With a causal mask that is not true, even up to powers of
+a (:prf:ref:`thm-masked-planes`); there the ball is cut into cells within which scores vary by at
+most t, and the queries of a cell are keys of it too. Seen by A the ball is an ellipsoid whose
+semi-axes a_i are the singular values of R²A (:prf:ref:`thm-masked-rate`).
 """
 
 from __future__ import annotations

@@ -74,6 +74,21 @@ def log_two_dirac(log_a: float) -> float:
     return math.inf if a == math.inf else 2 * a + two_dirac_peak(min(a, 1e300), log=True)
 
 
+def log_seen(n: int, log_across: float) -> float:
+    r"""log √n(1 + √2 M_n + ω/√2) for ‖V‖ = 1; ω is what V sees across (:prf:ref:`thm-every-seen`).
+
+    .. math:: M_n = \max_{0\le p\le1} p(1-p)\Big(\log\frac p{1-p} + \log(n-1)\Big)
+        \le \tfrac14\,(1 + \log n)
+    """
+    log_others = math.log(n - 1)
+
+    def minus_value(x: float) -> float:  # x = log p/(1−p); the best lies in [0, 1.55]
+        return -(x + log_others) / (2 + 2 * math.cosh(x))
+
+    along = -math.sqrt(2) * smallest(minus_value, 0.0, 1.6) * (1 + 1e-14)
+    return math.log(n) / 2 + log_add(math.log1p(along), log_across - math.log(2) / 2)
+
+
 def log_rows(n: int | None, log_a: float, log_columns: float) -> float:
     r"""log √n ρ, the theorem's least of three: (1+a²)·(largest column sum), nG(a), κF(a)."""
     entries = [log_one_plus(2 * log_a) + log_columns, log_two_dirac(log_a)]

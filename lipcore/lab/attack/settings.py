@@ -189,7 +189,7 @@ def _repeated_tokens(problem: Problem, outcome: Callable[..., Outcome]) -> Itera
         return
     sizes = {"n": problem.n, "radius": problem.radius, "A": problem.A, "V": problem.V}
     largest = problem.norm_v
-    constructions = [("copies_lower", bounds.copies_inputs)]
+    constructions = [("own_lower", bounds.own_inputs), ("copies_lower", bounds.copies_inputs)]
     if _has_balanced_query(problem):
         constructions.append(("torn_lower", bounds.torn_inputs))
         constructions.append(("pulled_lower", bounds.pulled_inputs))

@@ -269,7 +269,8 @@ def test_every_bound_is_attacked(short_run):
         "CausalAverage", "LargeRadius", "Normalisation", "NormalisedReach", "PreNormJacobian",
         "causal_average_norm", "copies_inputs", "eigen_gamma", "large_radius", "large_radius_error",
         "largest_affine_norm", "layer_norm_radius", "local_terms", "nonnegative_norm_upper",
-        "norm_constants", "normalise", "normalised_reach", "normalised_upper", "pulled_inputs",
+        "norm_constants", "normalise", "normalised_reach", "normalised_upper", "own_inputs",
+        "pulled_inputs",
         "row_moment",
         "score_gap", "score_reach", "torn_inputs", "torn_peak", "two_dirac_peak",
     }  # fmt: skip
