@@ -282,6 +282,12 @@ def lower_bounds(truth) -> list[Witness]:
                 if n <= 9:
                     reached = truth.of_head(A, V, first[None], causal=True).log().item()
                     found.append(of("lower", "masked_lower", reached, gamma=a, norm_v=1.0, **sizes))
+    for n in (2, 7):  # what the last token, at the origin, does to itself
+        A, V = 8 * SHEAR / norm2(SHEAR), tensor([1.0, 0.4], [0.0, 0.7])
+        X = bounds.own_inputs(A, n, 2.0, V=V)
+        J = Attention.from_matrices(A, V).jacobian(X).dense()[-2:, -2:]
+        found.append(of("lower", "own_lower", math.log(norm2(J)), A=A, V=V, n=n, radius=2.0))
+    found.append(of("letter", "own_lower", math.log(4), A=EYE, V=EYE, radius=2.0))
     none = {"A": 0 * EYE, "V": SHEAR, "radius": 1.0}
     found.append(of("lower", "best_lower", math.log(norm2(SHEAR)), **none))
     return found + constructions(
@@ -494,6 +500,19 @@ def by_the_letter() -> list[Witness]:
     factor = bounds.masked_upper_moments(radius=1.0, norm_a=a, norm_v=1.0, log=True) - a
     causal_head = {"A": a * ONE, "V": ONE, "radius": 1.0, "causal": True}
     found.append(of("letter", "best_upper", factor + cells / 2, **causal_head))
+    # what V sees across: nothing on a line, little of a head with a V that sees its strong side
+    x = torch.linspace(0, 2, 200_001, dtype=F64)
+    M = (x / (2 + 2 * x.cosh())).max().item()
+    value = math.log(math.sqrt(2) * (1 + math.sqrt(2) * M + 0.3 / math.sqrt(2)))
+    found.append(plain("letter", "log_seen", value, 2, math.log(0.3), place=bounds.rows))
+    n = 50
+    M = ((x + math.log(n - 1)) / (2 + 2 * x.cosh())).max().item()
+    for across, A, V in (
+        (0.0, 1e3 * ONE, ONE),
+        (math.hypot(10, 100), torch.diag(tensor(1e3, 10.0)), torch.diag(tensor(1.0, 0.1))),
+    ):
+        value = math.sqrt(n) * (1 + math.sqrt(2) * M + across / math.sqrt(2)) + 1e3
+        found.append(plain("letter", "best_upper", value, A=A, V=V, n=n, radius=1.0))
     # a query's bias: max (ax + c)(1 − x) = (a + c)²/4a
     biased = Attention(8 * ONE[None], ONE[None], ONE[None], tensor([1.0]), scale=1.0)
     value = math.sqrt(1 + 81) * math.exp(81 / 64) + 9

@@ -19,6 +19,7 @@ EYE = torch.eye(2, dtype=F64)
 #: What states no bound: inputs, and the words of a class.
 NO_BOUNDS = {
     "copies.copies_inputs",
+    "copies.own_inputs",
     "copies.torn_inputs",
     "copies.pulled_inputs",
     "copies._repeated",
