@@ -149,7 +149,8 @@ def _plan_of_costs(a: np.ndarray, b: np.ndarray, distances: np.ndarray, p: float
     largest = distances.max()
     cost = (distances / largest) ** p if largest > 0 else np.zeros_like(distances)
     plan, value, gap = _plan_and_gap(a, b, cost, cap=1.0)
-    if gap <= DUALITY_GAP * value or value <= 0:
+    # A gap far below zero, too, says that the digits are lost.
+    if abs(gap) <= DUALITY_GAP * value or value <= 0:
         return plan
     # Digits of short ways are lost to far points. Ways far longer than the longest in use do not
     # matter: they may cost less than they do, which a bound from below allows; but if they become
@@ -163,7 +164,7 @@ def _plan_of_costs(a: np.ndarray, b: np.ndarray, distances: np.ndarray, p: float
     rounding = cap * least
     while True:
         plan, value, gap = _plan_and_gap(a, b, cost, cap=cap, least=least)
-        if gap <= DUALITY_GAP * value + rounding:
+        if abs(gap) <= DUALITY_GAP * value + rounding:
             return plan
         if cap >= 1:
             raise RuntimeError(
