@@ -104,6 +104,12 @@ def check_covered(layer: Attention | CrossAttention, *, cross: bool = False) -> 
         raise ValueError(f"attention: expected one without {names}, which no bound here covers")
 
 
+def rounded_up(bound: Tensor, dtype: torch.dtype) -> Tensor:
+    """The bound in ``dtype``, not below what it is in float64."""
+    rounded = bound.to(dtype)
+    return torch.where(rounded < bound, rounded.nextafter(rounded.new_tensor(torch.inf)), rounded)
+
+
 def join_heads(attention: Attention, alone: Tensor, projected: Tensor) -> Tensor:
     r"""Bound of a layer from bounds of its heads (…, heads) (:prf:ref:`prop-norm-heads`).
 

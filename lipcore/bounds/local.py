@@ -16,8 +16,8 @@ from torch import Tensor
 
 from lipcore._checks import check_scores
 from lipcore.attention import Attention, rotate
-from lipcore.bounds._matrices import square_root
-from lipcore.bounds.layer import check_covered, join_heads, output_roots
+from lipcore.bounds._matrices import covariances, second_moments, square_root
+from lipcore.bounds.layer import check_covered, join_heads, output_roots, rounded_up
 from lipcore.cross import CrossAttention
 
 
@@ -62,13 +62,7 @@ def local_upper(attention: Attention, X: Tensor) -> Tensor:
         alone = heads.terms(None).sum(-1)
         projected = alone if left is None else heads.terms(left).sum(-1)
         bounds.append(join_heads(wide, alone, projected))
-    return _rounded_up(torch.stack(bounds).reshape(X.shape[:-2]), X.dtype)
-
-
-def _rounded_up(bound: Tensor, dtype: torch.dtype) -> Tensor:
-    """The bound in ``dtype``, not below what it is in float64."""
-    rounded = bound.to(dtype)
-    return torch.where(rounded < bound, rounded.nextafter(rounded.new_tensor(torch.inf)), rounded)
+    return rounded_up(torch.stack(bounds).reshape(X.shape[:-2]), X.dtype)
 
 
 def local_terms(attention: Attention, X: Tensor) -> Tensor:
@@ -190,8 +184,8 @@ def _heads_at(layer: Attention | CrossAttention, X: Tensor) -> _Heads:
     # only differences of values and keys matter; centred, their covariances lose fewer digits
     v = values - values.mean(-2, keepdim=True)
     k = keys - keys.mean(-2, keepdim=True)
-    own = _covariances(P, v, k)  # V C_i Kᵀ
-    seen = _second_moments(P.mT, queries, queries)  # Σ_i P_ij q_i q_iᵀ
+    own = covariances(P, v, k)  # V C_i Kᵀ
+    seen = second_moments(P.mT, queries, queries)  # Σ_i P_ij q_i q_iᵀ
     if attention.rotary is not None:  # both turn with their positions; undone, no norm changes
         own = _rotate_columns(own, -attention.angles(queries.shape[-2]))
         angles = attention.angles(keys.shape[-2])
@@ -202,24 +196,10 @@ def _heads_at(layer: Attention | CrossAttention, X: Tensor) -> _Heads:
         value=attention.value,
         norm_p=nonnegative_norm_upper(P),
         own=own @ query_root.mT,
-        spread=_covariances(P, v, v),
+        spread=covariances(P, v, v),
         seen=_largest_norm(key_root @ seen @ key_root.mT),
         there=torch.tensor([term in terms for term in range(3)], device=P.device).to(P),
     )
-
-
-def _outer(a: Tensor, b: Tensor) -> Tensor:
-    return a[..., :, None] * b[..., None, :]
-
-
-def _second_moments(P: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Σ_j P_ij a_j b_jᵀ for each row i: (heads, n, p), (heads, n, k) → (heads, n, p, k)."""
-    return (P @ _outer(a, b).flatten(-2)).unflatten(-1, (a.shape[-1], b.shape[-1]))
-
-
-def _covariances(P: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Covariance of a and b under each row of P."""
-    return _second_moments(P, a, b) - _outer(P @ a, P @ b)
 
 
 def _rotate_columns(matrices: Tensor, angles: Tensor) -> Tensor:

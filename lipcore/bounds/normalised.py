@@ -63,11 +63,11 @@ def normalise(norm: Normalisation, X: Tensor) -> Tensor:
     >>> normalise(unit, torch.tensor([[3.0, 1.0]]))
     tensor([[ 1., -1.]])
     """
-    standard, _ = _standardise(norm, X)
+    standard, _ = standardise(norm, X)
     return norm.gain.to(X) * standard + norm.bias.to(X)
 
 
-def _standardise(norm: Normalisation, X: Tensor) -> tuple[Tensor, Tensor]:
+def standardise(norm: Normalisation, X: Tensor) -> tuple[Tensor, Tensor]:
     """(x̂, s): the standardised tokens, and what each was divided by, (…, 1)."""
     if norm.kind == "layer":
         X = X - X.mean(-1, keepdim=True)
@@ -117,7 +117,7 @@ class PreNormJacobian(LinearOperator):
         residual: bool = False,
     ) -> None:
         X = check_tokens(X, len(norm.gain)).detach()
-        self._standard, self._size = _standardise(norm, X)
+        self._standard, self._size = standardise(norm, X)
         self._gain = norm.gain.to(X)
         self._centred = norm.kind == "layer"
         self._residual = residual

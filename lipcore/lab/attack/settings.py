@@ -18,6 +18,7 @@ from lipcore.adversarial import (
     worst_case_inputs,
 )
 from lipcore.attention import Attention
+from lipcore.lab.attack.ball import ball_setting
 from lipcore.lab.attack.candidates import Candidate, LocalCandidate, closed_forms, local_forms
 from lipcore.lab.attack.outcome import Outcome
 from lipcore.lab.attack.problems import (
@@ -305,6 +306,7 @@ SETTINGS: dict[str, Callable[[int, int], Iterator[Outcome]]] = {
     "l2": l2_setting,
     "softmax": softmax_setting,
     "weighted": weighted_setting,
+    "ball": ball_setting,
 }
 
 
