@@ -8,7 +8,6 @@ import hashlib
 import itertools
 import json
 import os
-import sys
 import time
 import tomllib
 import uuid
@@ -30,6 +29,7 @@ from lipcore._checks import check_count, check_number
 from lipcore.attention import Attention
 from lipcore.lab._threads import one_thread
 from lipcore.lab.controls import check_control, control_tokens, permute_scores
+from lipcore.lab.data import stored_file
 from lipcore.models.language_model import LanguageModel
 from lipcore.models.measure import BOUNDS, check_bounds, measure_layer
 from lipcore.models.texts import load_text, sequences
@@ -359,14 +359,7 @@ def stored(name: str = "sweep") -> pd.DataFrame:
     """
     import pandas as pd
 
-    repository = Path(lipcore.__file__).parents[1] / "book" / "data"
-    installed = Path(sys.prefix) / "share" / "lipcore"
-    for place in (repository, installed):
-        if (place / f"{name}.parquet").is_file():
-            return pd.read_parquet(place / f"{name}.parquet")
-    raise FileNotFoundError(
-        f"{name}.parquet is neither in {repository} nor in {installed}: 'make sweep' measures it"
-    )
+    return pd.read_parquet(stored_file(f"{name}.parquet", "make sweep"))
 
 
 def _ordered(cells: Iterable[Cell]) -> list[Cell]:

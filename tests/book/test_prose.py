@@ -31,7 +31,6 @@ ALLOWED = {
     },
     "19_why_it_grows": {"0.03": "tolerance that a cell asserts"},
     "20_zoo_of_attentions": {"ten per cent": "asked in an exercise", "Ten per cent": "the same"},
-    "index": {"thousands of times larger": "order of magnitude, in words"},
 }
 
 PLANTED = [
