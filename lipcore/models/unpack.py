@@ -108,9 +108,7 @@ def _dinov2_weights(file: Path) -> dict[str, Tensor]:
         for entry in graph.initializer
     }
     inside = "backbone."
-    weights = {
-        name.removeprefix(inside): x for name, x in found.items() if name.startswith(inside)
-    }
+    weights = {name.removeprefix(inside): x for name, x in found.items() if name.startswith(inside)}
     for node in graph.node:
         if node.op_type == "MatMul" and node.input[1] in found:
             place = node.name.removeprefix("/backbone/").removesuffix("/MatMul")
