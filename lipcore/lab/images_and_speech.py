@@ -54,7 +54,8 @@ CONTROLS = {
 #: When a prediction of growth exponents counts as confirmed on a model that had no part in finding
 #: it: the mean error over layers, and the largest one. Both were fixed before the measurement, from
 #: what the prediction did on the layers where it was found (0.04 and 0.14).
-MEAN_ERROR, LARGEST_ERROR = 0.05, 0.15
+MEAN_ERROR = 0.05
+LARGEST_ERROR = 0.15
 #: The first frame of the recording in which somebody speaks, and the last one.
 _SPOKEN = (334, 1500)
 _TOLERANCE = 5e-3
@@ -257,11 +258,13 @@ def _shown(cell: Cell) -> tuple[LoadedModel, dict[str, Tensor]]:
     if cell.shown == "weights":
         model = with_permuted_weights(model, generator)
     if cell.model == "vit":
+        name = "pixel_values"
+        size = (PATCH, PATCH)
         signals = [patches(x, cell.length) for x in list(photographs().values())[: cell.count]]
-        size, name = (PATCH, PATCH), "pixel_values"
     else:
+        name = "input_features"
+        size = (2,)
         signals = list(_pieces(cell))
-        size, name = (2,), "input_features"
         model = shortened(model, cell.length)
     change = {
         "shuffled": lambda x: shuffled(x, size, generator),

@@ -15,7 +15,8 @@ from lipcore.models.sources import DATA, fetch
 #: Side of a patch of the vision transformer, in pixels.
 PATCH = 14
 #: Mean and deviation of red, green and blue over ImageNet: models of images expect them removed.
-_MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_MEAN = (0.485, 0.456, 0.406)
+_DEVIATION = (0.229, 0.224, 0.225)
 _RATE = 16_000  # samples a second of everything that Whisper hears
 
 
@@ -75,7 +76,8 @@ def patches(image: Tensor, side: int) -> Tensor:
     pixels = PATCH * check_count("side", side)
     _, height, width = image.shape
     edge = min(height, width)
-    top, left = (height - edge) // 2, (width - edge) // 2
+    top = (height - edge) // 2
+    left = (width - edge) // 2
     square = image[:, top : top + edge, left : left + edge]
     resized = nn.functional.interpolate(
         square[None], (pixels, pixels), mode="bicubic", antialias=True

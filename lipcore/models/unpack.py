@@ -24,7 +24,7 @@ _FILES = ("config.json", "model.safetensors", "model.sha256")
 
 
 def unpacked(source: ModelSource) -> Path:
-    """The folder of a source's checkpoint, fetched; for another format, that of its copy in float32.
+    """The folder of a source's checkpoint; for another format, that of its copy in float32.
 
     The copy carries its own SHA-256, and is remade if that differs.
     """
@@ -154,7 +154,8 @@ def _whisper_weights(found: dict[str, Tensor], layers: int) -> dict[str, Tensor]
     parts = [("conv1", "conv1"), ("conv2", "conv2"), ("layer_norm", "layer_norm")]
     weights = {"embed_positions.weight": found["encoder/position_encodings/encodings"]}
     for layer in range(layers):
-        before, after = f"layer_{layer}", f"layers.{layer}"
+        before = f"layer_{layer}"
+        after = f"layers.{layer}"
         parts += [(f"{before}/{old}", f"{after}.{new}") for old, new in _PARTS]
         for kind in ("weight", "bias"):
             joined = found[f"encoder/{before}/self_attention/linear_0/{kind}"]

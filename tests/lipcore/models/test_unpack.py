@@ -47,7 +47,7 @@ def test_features_are_those_of_the_runtime_that_the_file_is_for(name):
         features = load(name).model(**inputs).last_hidden_state[0]
     found = torch.stack([features[place] for place in places])
     torch.testing.assert_close(found, torch.tensor(entries), atol=tolerance, rtol=0)
-    assert features.norm().item() == pytest.approx(norm, rel=1e-6)
+    assert features.norm().item() == pytest.approx(norm, rel=2e-5)
 
 
 def variable(name, kind, *numbers, shape=None):
