@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 #: Patches along a side of the image, and how many of the photographs are measured there.
-SIDES = {2: 10, 3: 10, 4: 10, 6: 10, 8: 10, 11: 10, 16: 10, 24: 4}
+SIDES = dict.fromkeys((2, 3, 4, 6, 8, 11, 16, 24), 10)
 #: Frames of 20 ms, and how many pieces of the recording are measured.
 FRAMES = {4: 8, 8: 8, 16: 8, 32: 8, 64: 8, 128: 8, 256: 4, 512: 2, 1024: 1, 1500: 1}
 #: The same for the controls.
