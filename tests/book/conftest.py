@@ -194,6 +194,7 @@ def settings(folder: Path) -> dict:
     config["sphinx"]["config"] |= {
         "book_package": "tinypkg",
         "book_data": ["data"],
+        "book_preload": ["json"],
     }
     return config
 

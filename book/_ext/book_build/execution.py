@@ -14,9 +14,7 @@ import math
 import os
 import re
 import sys
-import tempfile
 import traceback
-import uuid
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC
 from functools import cache
@@ -27,14 +25,12 @@ import nbformat
 from jupyter_cache import get_cache
 from jupyter_cache.base import CacheBundleIn
 from jupyter_cache.executors.utils import single_nb_execution
-from jupyter_client.localinterfaces import localhost
-from jupyter_client.manager import AsyncKernelManager
 from myst_nb.core.read import create_nb_reader
 from sphinx.application import Sphinx
 from sphinx.errors import SphinxError
 from sphinx.util import logging
-from traitlets import default
 
+from .kernels import KernelManager, manager_class
 from .reach import Package
 
 logger = logging.getLogger(__name__)
@@ -43,19 +39,6 @@ KEPT = 200  # executed notebooks: reverting an edit costs nothing
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 KERNEL = re.compile(r"\A(---\n.*?\bdisplay_name: *)[^,}\n]*", re.DOTALL)
 BORROWED = re.compile(r"\{glue[^}]*\}`[^`]*::|^:doc: ", re.MULTILINE)  # values of another page
-
-
-class KernelManager(AsyncKernelManager):
-    """Talk to kernels over local sockets, where there are any: two started at once may pick one port."""
-
-    @default("transport")
-    def _transport_default(self) -> str:
-        return "ipc" if os.name == "posix" else "tcp"
-
-    @default("ip")
-    def _ip_default(self) -> str:
-        own = Path(tempfile.gettempdir()) / f"book-kernel-{uuid.uuid4().hex[:12]}"
-        return str(own) if self.transport == "ipc" else localhost()
 
 
 class ExecutionFailed(SphinxError):
@@ -185,7 +168,9 @@ def is_cached(cache, notebook) -> bool:
     return True
 
 
-def execute(notebook, path: str, settings) -> tuple[float, str | None]:
+def execute(
+    notebook, path: str, settings, manager: type[KernelManager]
+) -> tuple[float, str | None]:
     """Execute a notebook in place; return the seconds it took, and a traceback if it failed."""
     try:
         result = single_nb_execution(
@@ -193,7 +178,7 @@ def execute(notebook, path: str, settings) -> tuple[float, str | None]:
             cwd=str(Path(path).parent),
             allow_errors=False,
             timeout=settings.execution_timeout,
-            kernel_manager_class=KernelManager,
+            kernel_manager_class=manager,
             extra_arguments=["--IPKernelApp.log_level=ERROR"],
         )
     except Exception:  # a kernel that died or never came, an output that is no JSON
@@ -213,9 +198,12 @@ def execute_all(app: Sphinx, env, docnames: list[str]) -> None:
 
     workers = min(len(todo), os.cpu_count() or 1)
     logger.info("executing %d notebook(s) on %d core(s)", len(todo), workers)
+    manager = manager_class(app.config.book_preload)
     failed = []
     with ThreadPoolExecutor(workers) as pool:
-        results = pool.map(lambda item: execute(item[1], env.doc2path(item[0]), settings), todo)
+        results = pool.map(
+            lambda item: execute(item[1], env.doc2path(item[0]), settings, manager), todo
+        )
         for (docname, notebook, read_format), (seconds, problem) in zip(todo, results, strict=True):
             if problem is not None:
                 failed.append(docname)
@@ -272,6 +260,7 @@ def setup(app: Sphinx) -> None:
     app.add_config_value("book_package", "lipcore", "env", [str])
     app.add_config_value("book_data", [], "env", [list])
     app.add_config_value("book_libraries", [], "env", [list])
+    app.add_config_value("book_preload", [], "", [list])
     app.connect("config-inited", use_this_checkout)
     app.connect("env-get-outdated", outdated)
     app.connect("env-before-read-docs", execute_all)
