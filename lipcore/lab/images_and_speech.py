@@ -230,13 +230,18 @@ def measure_tokens(layer: Attention, X: Tensor) -> list[dict]:
     return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
-def measure(cell: Cell) -> list[dict]:
-    """The rows of one cell: one a layer and a photograph, or piece of the recording."""
+def measure(cell: Cell, chosen: Sequence[int] | None = None) -> list[dict]:
+    """The rows of one cell: one a layer and a photograph, or piece of the recording.
+
+    With ``chosen``, of these layers only.
+    """
     with one_thread(), torch.no_grad():
         model, inputs = _shown(cell)
         layers = _layers(model, inputs)
         rows = []
         for number, (layer, X) in enumerate(zip(layers, entering(model, **inputs), strict=True)):
+            if chosen is not None and number not in chosen:
+                continue
             about = {"layer": number, "n": X.shape[-2]}
             for member, row in enumerate(measure_tokens(layer, X)):
                 rows.append(asdict(cell) | about | {"member": member} | row)
