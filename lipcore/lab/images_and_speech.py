@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import json
 import sys
 import time
@@ -256,9 +257,14 @@ def _layers(model: LoadedModel, inputs: dict[str, Tensor]) -> list[Attention]:
     return attentions(shortened(model, 4), **{name: signal[:1, :, :8]})
 
 
+@functools.cache  # loading takes longer than a small cell
+def _model(name: str) -> LoadedModel:
+    return models.load(name)
+
+
 def _shown(cell: Cell) -> tuple[LoadedModel, dict[str, Tensor]]:
     """The model, and what it is called with."""
-    model = models.load(cell.model)
+    model = _model(cell.model)
     generator = torch.Generator().manual_seed(cell.length)
     if cell.shown == "weights":
         model = with_permuted_weights(model, generator)

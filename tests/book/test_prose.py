@@ -37,6 +37,7 @@ ALLOWED = {
         "0.1": "description of a picture",
         "0.2": "the same",
         "0.27": "the same",
+        "0.4": "the same",
         "0.45": "the same",
         "four times as": "arithmetic of an exercise",
     },

@@ -123,12 +123,11 @@ def test_layers_are_those_of_the_running_model(small):
     model, inputs = small
     found = {}
     modules = [layer.attention for layer in model.model.encoder.layer]
-    hooks = [
-        module.register_forward_hook(
-            lambda module, args, output: found.setdefault(module, output[0])
-        )
-        for module in modules
-    ]
+
+    def keep(module, args, output):
+        found[module] = output[0]
+
+    hooks = [module.register_forward_hook(keep) for module in modules]
     with torch.no_grad():
         model.model(**inputs)
     for hook in hooks:
