@@ -6,6 +6,7 @@ PIP_FLAGS ?=
 ATTACK_FLAGS ?=
 SWEEP_FLAGS ?=
 BENCH_FLAGS ?=
+PAPER_FLAGS ?=
 LAB_FLAGS ?=
 PYTEST_FLAGS ?= -n auto --dist worksteal
 
@@ -20,7 +21,7 @@ export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env weights lab notebook book pdf zip editions wheel serve links test check attack sweep images bench lint lock clean distclean
+.PHONY: help env weights lab notebook book pdf zip editions wheel serve links test check attack sweep images searches paper bench lint lock clean distclean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -91,9 +92,17 @@ sweep: $(STAMP) $(WEIGHTS)  ## measure what Part III rests on (20 minutes of one
 images: $(STAMP) $(WEIGHTS)  ## measure the models of images and of speech (some minutes; resumes), store the table
 	OMP_NUM_THREADS=1 $(BIN)/python -m lipcore.lab.images_and_speech --folder $(BUILD)/images --export book/data/images_and_speech.parquet
 
+searches: $(STAMP) $(WEIGHTS)  ## run the token searches of chapter 17 against each other (5 minutes of one core), store them
+	OMP_NUM_THREADS=1 $(BIN)/python -m lipcore.lab.token_race book/data/searches.json
+
+paper: $(STAMP)  ## redo the paper's figures on BERT and GPT-2 (needs the hub; resumes) in _build/paper
+	@$(BIN)/python -c 'import datasets' 2>/dev/null || $(BIN)/python -m pip install --quiet --retries 0 --timeout 5 $(PIP_FLAGS) -c requirements.lock datasets 2>/dev/null || true
+	OMP_NUM_THREADS=1 $(BIN)/python -m lipcore.lab.paper $(BUILD)/paper $(PAPER_FLAGS)
+
 bench: $(STAMP) $(WEIGHTS)  ## time the package against its rivals (some minutes; leave the machine alone), store the table
 	$(BIN)/python -m pytest benchmarks --benchmark-only --benchmark-columns=min,median,rounds --benchmark-json=$(BUILD)/benchmarks.json $(BENCH_FLAGS)
 	$(BIN)/python -m benchmarks.distil $(BUILD)/benchmarks.json book/data/benchmarks.json
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.stops book/data/benchmarks.json
 
 lint: $(STAMP)  ## check the style
 	$(BIN)/ruff check .

@@ -59,7 +59,7 @@ def distil(record: dict) -> dict:
         "long": long,
     }  # fmt: skip
     _check(found)
-    return _rounded(found)
+    return rounded(found)
 
 
 def _rival(name: str, x: dict) -> dict:
@@ -99,12 +99,12 @@ def _check(found: dict) -> None:
         )
 
 
-def _rounded(value):
+def rounded(value):
     """Four digits are more than a clock is good for."""
     if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
+        return {key: rounded(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_rounded(item) for item in value]
+        return [rounded(item) for item in value]
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 

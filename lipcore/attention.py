@@ -14,16 +14,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from lipcore._checks import (
-    check_head,
-    check_number,
-    check_real_tensor,
-    check_same_kind,
-    check_scores,
-    check_tokens,
-)
+from lipcore._checks import check_head, check_number, check_same_kind, check_scores, check_tokens
+from lipcore._shapes import check_shapes
+from lipcore.cross import CrossAttention
+from lipcore.gates import GatedJacobian, head_outputs, per_head, without_gates
 from lipcore.jacobian import AttentionJacobian, AutogradJacobian
-from lipcore.masks import check_fits, check_tables, tile_of
+from lipcore.masks import check_fits, check_tables, kept, mask_scores_, members
 from lipcore.operators import LinearOperator
 
 
@@ -66,7 +62,8 @@ class Attention:
     Parameters
     ----------
     query, key : Tensor, shapes (heads, k, d) and (key heads, k, d)
-        Fewer key heads than heads is grouped-query attention.
+        Fewer key heads than heads is grouped-query attention. Keys and values may read tokens of
+        another dimension than queries do: such a layer is for :meth:`cross` alone.
     value : Tensor, shape (key heads, p, d)
     query_bias, key_bias, value_bias : Tensor, shapes (·, k), (·, k), (·, p), optional
     output : Tensor, shape (q, heads·p), optional
@@ -74,6 +71,8 @@ class Attention:
     output_bias : Tensor, shape (q,), optional
     causal : bool
         Token i sees the tokens j ≤ i only.
+    window : int, optional
+        Token i sees the tokens that are fewer than ``window`` places away, itself included.
     mask : Tensor of bool, shape broadcastable to (…, heads, n, n), optional
         True where query i may see key j, in all sequences and heads or in each; it fixes n.
     bias : Tensor, shape broadcastable to (…, heads, n, n), optional
@@ -85,6 +84,9 @@ class Attention:
     query_norm, key_norm : callable, optional
         What each head's queries and keys (…, heads, n, k) go through before they turn, each vector
         alone, such as an ``nn.RMSNorm``. With these, or ``softcap``, the Jacobian is by autodiff.
+    gate, gate_bias : Tensor, shapes (heads, 1 or p, d) and (heads, 1 or p), optional
+        Head h is multiplied by :math:`\mathrm{sigmoid}(G_h x_i + b_h)`, one number or one for each
+        of its p outputs; ``gate_bias`` alone is a fixed gate, which is multiplied into the values.
     log_weights : Tensor, shape (n,), optional
         Logarithm of each token's mass, −∞ for none: ``P_ij ∝ w_j exp(s_ij)``; it fixes n.
     scale : float, optional
@@ -122,54 +124,26 @@ class Attention:
     softcap: float | None = None
     query_norm: Callable[[Tensor], Tensor] | None = None
     key_norm: Callable[[Tensor], Tensor] | None = None
+    gate: Tensor | None = None
+    gate_bias: Tensor | None = None
+    window: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("query", "key", "value"):
-            check_real_tensor(name, getattr(self, name), ndim=3)
-        self._check_shapes()
+        check_shapes(self)
         check_tables(self)
         scale = 1 / math.sqrt(self.query.shape[1]) if self.scale is None else self.scale
         object.__setattr__(self, "scale", check_number("scale", scale))
-        if self.softcap is not None:
-            check_number("softcap", self.softcap, minimum=0, strict=True)
-        for name in ("query_norm", "key_norm"):
-            if not callable(getattr(self, name) or abs):
-                got = type(getattr(self, name)).__name__
-                raise TypeError(f"{name}: expected a callable, got {got}")
         groups = self.query.shape[0] // self.key.shape[0]
         for name in ("key", "value", "key_bias", "value_bias"):
             shared = getattr(self, name)
             if groups > 1 and shared is not None:  # one copy a head: no formula needs a case
                 object.__setattr__(self, name, shared.repeat_interleave(groups, dim=0))
-
-    def _check_shapes(self) -> None:
-        heads, k, d = self.query.shape
-        key_heads = self.key.shape[0]
-        p = self.value.shape[1]
-        if min(heads, key_heads, k, d, p) == 0:
-            shapes = [tuple(part.shape) for part in (self.query, self.key, self.value)]
-            raise ValueError(f"query, key, value: expected non-empty tensors, got shapes {shapes}")
-        if heads % key_heads:
-            allowed = f"a number of heads that divides {heads}"
-            raise ValueError(f"key: expected {allowed}, got {key_heads}")
-        if self.rotary is not None and k % 2:
-            raise ValueError(f"rotary: expected an even head dimension k, got k={k}")
-        if self.output is None and self.output_bias is not None:
-            raise ValueError("output_bias: expected an output beside it, got output=None")
-        if self.output is not None:
-            check_real_tensor("output", self.output, ndim=2)
-        q = None if self.output is None else self.output.shape[0]
-        expected = {"key": (key_heads, k, d), "value": (key_heads, p, d), "rotary": (k // 2,)}
-        expected |= {"output": (q, heads * p), "output_bias": (q,), "query_bias": (heads, k)}
-        expected |= {"key_bias": (key_heads, k), "value_bias": (key_heads, p)}
-        for name, shape in expected.items():
-            tensor = getattr(self, name)
-            if tensor is None:
-                continue
-            check_real_tensor(name, tensor)
-            check_same_kind(name, tensor, self.query, "query")
-            if tuple(tensor.shape) != shape:
-                raise ValueError(f"{name}: expected shape {shape}, got {tuple(tensor.shape)}")
+        if self.gate is None and self.gate_bias is not None:  # fixed gates are part of the values
+            gates = torch.sigmoid(self.gate_bias)
+            object.__setattr__(self, "value", gates[..., None] * self.value)
+            if self.value_bias is not None:
+                object.__setattr__(self, "value_bias", gates * self.value_bias)
+            object.__setattr__(self, "gate_bias", None)
 
     @classmethod
     def from_matrices(cls, A: Tensor, V: Tensor, **options) -> Attention:
@@ -179,11 +153,26 @@ class Attention:
         ----------
         A, V : Tensor, shapes (d, d) and (p, d)
         **options
-            ``causal``, ``mask``, ``bias``, ``sinks`` and ``log_weights`` of :class:`Attention`.
+            Those of :class:`Attention`, such as ``causal``, ``mask`` and ``sinks``.
         """
         A, V = check_head(A, V)
         identity = torch.eye(len(A), dtype=A.dtype, device=A.device)
         return cls(query=A[None], key=identity[None], value=V[None], scale=1.0, **options)
+
+    @classmethod
+    def from_module(cls, module: nn.Module, *args, **inputs) -> Attention:
+        """Read a layer out of a module of PyTorch or transformers, verified against it on the spot.
+
+        :func:`lipcore.models.modules.from_module` says what it takes, and what it refuses.
+
+        Examples
+        --------
+        >>> Attention.from_module(nn.MultiheadAttention(8, 2, batch_first=True).eval())
+        Attention(2 heads, 8 → 8 dimensions)
+        """
+        from lipcore.models.modules import from_module  # the models are built on this class
+
+        return from_module(module, *args, **inputs)
 
     def __repr__(self) -> str:
         """Sizes in one line, and what there is besides weights and their biases."""
@@ -224,7 +213,8 @@ class Attention:
         if not -self.heads <= index < self.heads:
             raise IndexError(f"index: expected a head from 0 to {self.heads - 1}, got {index}")
         index %= self.heads
-        parts = ("query", "key", "value", "query_bias", "key_bias", "value_bias", "sinks")
+        parts = ("query", "key", "value", "query_bias", "key_bias", "value_bias", "sinks", "gate")
+        parts += ("gate_bias",)
         tensors = {name: getattr(self, name) for name in parts}
         picked = {name: x[index : index + 1] for name, x in tensors.items() if x is not None}
         for name, table in (("mask", self.mask), ("bias", self.bias)):
@@ -233,6 +223,10 @@ class Attention:
         if self.output is not None:
             picked["output"] = self.output.unflatten(1, (self.heads, -1))[:, index]
         return replace(self, **picked, output_bias=None)
+
+    def members(self, batch: tuple[int, ...], index) -> Attention:
+        """The layer of some sequences of a batch: :func:`lipcore.masks.members`."""
+        return members(self, batch, index)
 
     def compressed(self) -> tuple[Attention, Tensor, Tensor]:
         r"""Return the same layer in fewer dimensions, and the orthonormal frames that lead back.
@@ -249,7 +243,8 @@ class Attention:
             The identity where nothing is gained.
         U : Tensor, shape (output_dim, min(output_dim, heads · p))
         """
-        weights = {name: getattr(self, name) for name in ("query", "key", "value")}
+        names = ("query", "key", "value", *(["gate"] if self.gate is not None else []))
+        weights = {name: getattr(self, name) for name in names}
         Z = _frame(torch.cat([weight.flatten(0, 1) for weight in weights.values()]).mT)
         no_output = self.query.new_zeros(self.output_dim, self.output_dim)
         U = _frame(no_output if self.output is None else self.output)
@@ -264,7 +259,8 @@ class Attention:
     def is_narrow(self) -> bool:
         """Whether :meth:`compressed` has fewer dimensions."""
         k, p = self.query.shape[1], self.value.shape[1]
-        return self.heads * (2 * k + p) < self.d or self.heads * p < self.output_dim
+        gates = 0 if self.gate is None else self.gate.shape[1]
+        return self.heads * (2 * k + p + gates) < self.d or self.heads * p < self.output_dim
 
     def score_matrices(self) -> Tensor:
         r""":math:`A_h = \lambda K_h^\top Q_h`, (heads, d, d); if rotary, at equal positions."""
@@ -298,58 +294,42 @@ class Attention:
         angles = self.angles(vectors.shape[-2])
         return vectors if angles is None else rotate(vectors, -angles if back else angles)
 
-    def project(self, X: Tensor, *, value_bias: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    def project(
+        self, X: Tensor, memory: Tensor | None = None, *, value_bias: bool = True
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries times λ, keys and values of every head, shapes (…, heads, n, k | k | p).
 
+        Keys and values are of the tokens ``memory``, of X itself if left out.
         Values without their bias have the same derivative unless there are sinks, and keep their
         digits where it is large.
         """
-        queries = _per_head(X, self.query, self.query_bias)
+        queries = per_head(X, self.query, self.query_bias)
         queries = self.rotated(self.query_norm(queries) if self.query_norm else queries)
-        keys = _per_head(X, self.key, self.key_bias)
+        memory = X if memory is None else memory
+        keys = per_head(memory, self.key, self.key_bias)
         keys = self.rotated(self.key_norm(keys) if self.key_norm else keys)
-        values = _per_head(X, self.value, self.value_bias if value_bias else None)
+        values = per_head(memory, self.value, self.value_bias if value_bias else None)
         return self.scale * queries, keys, values
-
-    def mask_scores_(self, scores: Tensor, rows: slice, blocks=None) -> Tensor:
-        """Mask the scores (…, rows, columns) of ``rows`` against the first keys, in place.
-
-        ``blocks``: see :func:`lipcore.masks.tile_of`.
-        """
-        columns = scores.shape[-1]
-        if self.log_weights is not None:
-            scores += self.log_weights[:columns]
-        if self.bias is not None:
-            scores += tile_of(self.bias, rows, columns, blocks)
-        if self.mask is not None:
-            scores.masked_fill_(~tile_of(self.mask, rows, columns, blocks), -math.inf)
-        if self.causal:  # keys before the first of the rows are seen by all of them
-            recent = scores[..., rows.start :]
-            ones = torch.ones(recent.shape[-2:], dtype=torch.bool, device=recent.device)
-            recent.masked_fill_(ones.triu_(1), -math.inf)
-        return scores
-
-    def kept(self, scores: Tensor, blocks=None) -> Tensor | None:
-        """What sinks leave of each row, of masked scores (…, rows, columns): (…, rows, 1)."""
-        if self.sinks is None:
-            return None
-        sinks = tile_of(self.sinks[:, None, None], slice(0, 1), 1, blocks)
-        return torch.sigmoid(torch.logsumexp(scores, dim=-1, keepdim=True) - sinks)
 
     def row_weights(self, queries: Tensor, keys: Tensor, rows: slice) -> Tensor:
         """Weights P of the given rows; ``keys`` may be cut after the last one that they see."""
         scores = queries[..., rows, :] @ keys.mT
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)
-        scores = self.mask_scores_(scores, rows)
-        kept = self.kept(scores)
+        scores = mask_scores_(self, scores, rows)
+        left = kept(self, scores)
         P = torch.softmax(scores, dim=-1)
-        return P if kept is None else kept * P
+        return P if left is None else left * P
 
     def check_input(self, X: Tensor) -> Tensor:
         """Return X if this layer can take it, else raise."""
         check_tokens(X, self.d)
         check_same_kind("X", X, self.query, "the attention's weights")
+        if self.key.shape[2] != self.d:
+            got = f"keys of tokens of dimension {self.key.shape[2]}: use .cross(memory=...)"
+            raise ValueError(
+                f"X: expected a layer of one sequence of dimension {self.d}, got {got}"
+            )
         check_fits(self, X)
         return X
 
@@ -364,7 +344,15 @@ class Attention:
         queries, keys, values = self.project(self.check_input(X))
         check_scores(queries, keys)
         P = self.row_weights(queries, keys, slice(0, X.shape[-2]))
-        return self.join_heads(P @ values, bias=True)
+        return self.join_heads(self.gated(P @ values, X), bias=True)
+
+    def gates(self, X: Tensor) -> Tensor | None:
+        """What the tokens X that ask multiply each head by, (…, heads, n, 1 or p), or None."""
+        return None if self.gate is None else per_head(X, self.gate, self.gate_bias).sigmoid()
+
+    def gated(self, heads: Tensor, X: Tensor) -> Tensor:
+        """What heads put out, (…, heads, n, p), times the gates at X."""
+        return heads if self.gate is None else self.gates(X) * heads
 
     def join_heads(self, per_head: Tensor, *, bias: bool = False) -> Tensor:
         """(…, heads, n, p) → (…, n, output_dim): concatenate the heads, then project."""
@@ -376,14 +364,32 @@ class Attention:
     @property
     def beyond(self) -> list[str]:
         """What it has that the formulas of :prf:ref:`thm-jacobian` know nothing of."""
-        return [x for x in ("softcap", "query_norm", "key_norm") if getattr(self, x) is not None]
+        names = ("softcap", "query_norm", "key_norm", "gate")
+        return [name for name in names if getattr(self, name) is not None]
 
     def jacobian(self, X: Tensor) -> LinearOperator:
         """Jacobian at X, a linear operator: :class:`lipcore.jacobian.AttentionJacobian`.
 
-        With a softcap or normalised queries or keys, :class:`lipcore.jacobian.AutogradJacobian`.
+        With a softcap or normalised queries or keys, :class:`lipcore.jacobian.AutogradJacobian`;
+        with gates, :class:`lipcore.gates.GatedJacobian` of that.
         """
+        if self.gate is not None:
+            bare = without_gates(self)
+            return GatedJacobian(self, bare.jacobian(X), self.gates(X), head_outputs(bare, X))
         return (AutogradJacobian if self.beyond else AttentionJacobian)(self, X)
+
+    def cross(
+        self, *, memory: Tensor | None = None, queries: Tensor | None = None
+    ) -> CrossAttention:
+        """Cross-attention to a fixed memory, a map of the queries' tokens, or the reverse.
+
+        Parameters
+        ----------
+        memory, queries : Tensor, shape (…, n, d)
+            The one that is held fixed, for all sequences or for each. The map, a
+            :class:`~lipcore.cross.CrossAttention`, takes the other.
+        """
+        return CrossAttention(self, memory=memory, queries=queries)
 
 
 def rotate(vectors: Tensor, angles: Tensor) -> Tensor:
@@ -395,12 +401,6 @@ def rotate(vectors: Tensor, angles: Tensor) -> Tensor:
     cos = angles.cos()
     sin = angles.sin()
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-
-
-def _per_head(X: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """X (…, n, d) through weight (heads, k, d) as one product: (…, heads, n, k)."""
-    projected = (X @ weight.flatten(0, 1).mT).unflatten(-1, weight.shape[:2]).transpose(-3, -2)
-    return projected if bias is None else projected + bias[:, None, :]
 
 
 def _frame(matrix: Tensor) -> Tensor:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lipcore.gates import head_outputs
+
 #: Rows of attention weights that are differentiated at a time.
 ROWS = 256
 
@@ -18,7 +20,7 @@ def head_and_term_shares(layer, X: Tensor, left: Tensor, right: Tensor) -> Tenso
 
     Parameters
     ----------
-    layer : Attention
+    layer : Attention or CrossAttention
     X : Tensor, shape (…, n, d)
     left, right : Tensor, shapes (…, n, output_dim) and (…, n, d)
         u and v.
@@ -26,7 +28,8 @@ def head_and_term_shares(layer, X: Tensor, left: Tensor, right: Tensor) -> Tenso
     Returns
     -------
     Tensor, shape (…, heads, 3)
-        Mixing, own query, others' keys; some may be negative.
+        Mixing, own query, others' keys; some may be negative. With gates, (…, heads, 4): what
+        their derivative adds comes last.
 
     Examples
     --------
@@ -44,13 +47,21 @@ def head_and_term_shares(layer, X: Tensor, left: Tensor, right: Tensor) -> Tenso
         )
         response = left.detach() if layer.output is None else left.detach() @ layer.output
         response = response.unflatten(-1, (layer.heads, -1)).transpose(-3, -2)
+        gated = [] if layer.gates(X) is None else [_change_of_gates(layer, X, right) * response]
+        response = layer.gated(response, X)
         total = 0
-        for start in range(0, X.shape[-2], ROWS):
-            rows = slice(start, min(start + ROWS, X.shape[-2]))
+        n = response.shape[-2]
+        for start in range(0, n, ROWS):
+            rows = slice(start, min(start + ROWS, n))
             terms = [_change(layer, projected, tangents, moved, rows) for moved in (2, 0, 1)]
             changes = torch.stack(terms, dim=-1)  # (…, heads, rows, p, 3)
             total = total + (changes * response[..., rows, :, None]).sum((-3, -2))
-    return total
+    return torch.cat([total, *(part.sum((-2, -1))[..., None] for part in gated)], dim=-1)
+
+
+def _change_of_gates(layer, X: Tensor, right: Tensor) -> Tensor:
+    """Change of the heads' outputs (…, heads, n, p) if the gates alone move."""
+    return torch.func.jvp(layer.gates, (X,), (right.detach(),))[1] * head_outputs(layer, X)
 
 
 def _change(layer, projected, tangents, moved: int, rows: slice) -> Tensor:

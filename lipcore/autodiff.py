@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import re
 import sys
 import threading
@@ -15,6 +14,8 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.backends import mha
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from lipcore._checks import check_tokens
 
 # The choice of kernels, the seed and forward mode belong to the process: one thread at a time.
 _ALONE = threading.RLock()
@@ -87,6 +88,7 @@ class Derivative:
     def __init__(self, fn: Callable[[Tensor], Tensor], X: Tensor) -> None:
         self.fn = fn
         self._once = False  # whether some operation can be differentiated once only
+        self._transposed = None
         self.X = X.detach().clone(memory_format=torch.contiguous_format)
         self._input = self.X.clone().requires_grad_()
         self._output = self._called(self._input)
@@ -101,7 +103,11 @@ class Derivative:
     def pull(self, G: Tensor) -> Tensor:
         """Jᵀ[G], by reverse mode."""
         with undisturbed(G.device), _explained():
-            return self._pulled(G.clone())  # G may come from inference mode
+            G = G.detach().clone()  # it may come from inference mode
+            if self._transposed is None and not self._once:
+                with contextlib.suppress(RuntimeError):  # said below, or by push
+                    return self._transpose(G.requires_grad_())[1].detach()
+            return self._pulled(G.detach())
 
     def push(self, H: Tensor) -> Tensor:
         """J[H], by reverse mode through reverse mode; else by forward mode."""
@@ -111,7 +117,9 @@ class Derivative:
             if self._once:
                 return self._pushed_forward(H)
             try:
-                G, pulled = self._transposed
+                G, pulled = self._transposed or self._transpose(
+                    torch.zeros_like(self._output, requires_grad=True)
+                )
                 return torch.autograd.grad(pulled, G, H.clone(), retain_graph=True)[0]
             except torch.OutOfMemoryError:
                 raise
@@ -125,11 +133,10 @@ class Derivative:
         with torch.no_grad():
             return torch.func.jvp(self._called, (self.X,), (H.clone(),))[1]
 
-    @functools.cached_property
-    def _transposed(self) -> tuple[Tensor, Tensor]:
-        """Some G, and Jᵀ[G] as a function of it."""
-        G = torch.zeros_like(self._output, requires_grad=True)
-        return G, self._pulled(G, create_graph=True)
+    def _transpose(self, G: Tensor) -> tuple[Tensor, Tensor]:
+        """Some G, and Jᵀ[G] as a function of it: the same function wherever it starts."""
+        self._transposed = G, self._pulled(G, create_graph=True)
+        return self._transposed
 
     def _pulled(self, G: Tensor, *, create_graph: bool = False) -> Tensor:
         if not self._output.requires_grad:  # it does not depend on X, or hides that it does
@@ -148,6 +155,23 @@ class Derivative:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Converting a tensor with requires_grad")
             return self.fn(X.clone())  # a map that works in place must not change X
+
+
+def arranged(fn: Callable, X: Tensor, layout: str) -> tuple[Tensor, Callable]:
+    """X and the map with the batch in front: as they are, or both transposed from (n, batch, d)."""
+    check_tokens(X)
+    if layout == "NLE":
+        return X, fn
+    if layout != "LNE" or X.ndim != 3:
+        expected = "expected 'NLE', or 'LNE' with X of three dimensions"
+        raise ValueError(f"layout: {expected}, got {layout!r} with X of {X.ndim}")
+
+    def swapped(X: Tensor) -> Tensor:
+        value = fn(X.transpose(0, 1))
+        has_batch = isinstance(value, Tensor) and value.ndim > 1
+        return value.transpose(0, 1) if has_batch else value
+
+    return X.transpose(0, 1), swapped
 
 
 @contextlib.contextmanager

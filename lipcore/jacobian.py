@@ -14,14 +14,9 @@ import torch
 from torch import Tensor
 
 from lipcore import guard
-from lipcore._checks import (
-    check_count,
-    check_real_tensor,
-    check_same_kind,
-    check_scores,
-    check_tokens,
-)
-from lipcore.autodiff import Derivative, one_line
+from lipcore._checks import check_count, check_real_tensor, check_same_kind, check_scores
+from lipcore.autodiff import Derivative, arranged, one_line
+from lipcore.masks import kept, mask_scores_
 from lipcore.operators import LinearOperator
 
 #: Attention weights are stored up to this many bytes; beyond, every product works them out anew.
@@ -77,26 +72,32 @@ class AttentionJacobian(LinearOperator):
         X = attention.check_input(X).detach()
         *batch, n, d = X.shape
         self._describe(X, batch, (n, d), (n, attention.output_dim))
+        projected = attention.project(X, value_bias=attention.sinks is not None)
+        self._weigh(attention, projected, store)
+        is_light = 2 * len(self._q) * n * d * X.element_size() <= TILE_BYTES
+        self._few_tokens = 4 * n <= self._q.shape[-1] and is_light and attention.rotary is None
+        self._weights = self._projections()
+
+    def _weigh(self, attention, projected, store: bool | None = None) -> None:
+        """Work out P from queries, keys and values, (…, heads, n, k | k | p)."""
         self.attention = attention
         # one block for each member of the batch and each head: (batch·heads, n, k | k | p)
-        projected = attention.project(X, value_bias=attention.sinks is not None)
         self._q, self._k, self._v = (part.flatten(0, -3).contiguous() for part in projected)
         check_scores(self._q, self._k)
-        blocks = len(self._q)
-        self._cuts = cut_into_tiles(blocks, n, X.element_size(), X.device.type, attention.causal)
+        blocks, n = self._q.shape[:2]
+        keys = self._k.shape[1]
+        size = self._q.element_size()
+        self._cuts = cut_into_tiles(blocks, n, size, self.device.type, attention.causal, keys)
         self._P = None
         self._heaviest = self._q.new_empty(blocks, n, 1, dtype=torch.long)  # argmax_j P_ij
         if store is None:
-            store = blocks * n * n * X.element_size() <= WEIGHTS_BYTES
+            store = blocks * n * keys * size <= WEIGHTS_BYTES
         tiles = []
         for heads, rows, _, P in self._tiles():
             self._heaviest[heads, rows] = P.argmax(-1, keepdim=True)
             if store:
                 tiles.append(P)
         self._P = tiles if store else None
-        is_light = 2 * blocks * n * d * X.element_size() <= TILE_BYTES
-        self._few_tokens = 4 * n <= self._q.shape[-1] and is_light and attention.rotary is None
-        self._weights = self._projections()
 
     def _projections(self) -> list[tuple[Tensor, list[int]]]:
         """Weights (heads·width, d) that give the tangents of q, k and v from H, and their widths.
@@ -123,11 +124,11 @@ class AttentionJacobian(LinearOperator):
                 continue
             P = self._q[heads, rows] @ self._k[heads, seen].mT
             blocks = ((*self.batch_shape, self.attention.heads), heads)
-            P = self.attention.mask_scores_(P, rows, blocks)
-            kept = self.attention.kept(P, blocks)
+            P = mask_scores_(self.attention, P, rows, blocks)
+            left = kept(self.attention, P, blocks)
             torch.softmax(P, dim=-1, out=P)
-            if kept is not None:
-                P *= kept
+            if left is not None:
+                P *= left
             # far below rounding, products would be subnormal numbers, ten times slower to work with
             torch.threshold_(P, math.sqrt(torch.finfo(self.dtype).tiny), 0.0)
             yield heads, rows, seen, P
@@ -198,17 +199,23 @@ class AttentionJacobian(LinearOperator):
 
 
 def cut_into_tiles(
-    blocks: int, n: int, itemsize: int, device: str = "cpu", causal: bool = False
+    blocks: int,
+    n: int,
+    itemsize: int,
+    device: str = "cpu",
+    causal: bool = False,
+    keys: int | None = None,
 ) -> list[tuple[slice, slice, slice]]:
-    """Cut P (blocks, n, n) into tiles (heads, rows, all keys that they see), last rows first."""
+    """Cut P (blocks, n, keys) into tiles (heads, rows, all keys that they see), last rows first."""
+    keys = n if keys is None else keys
     entries = (TILE_BYTES if device == "cpu" else ACCELERATOR_TILE_BYTES) // itemsize
-    height = min(n, max(TILE_ROWS, entries // n))
+    height = min(n, max(TILE_ROWS, entries // keys))
     if causal:  # a tile reaches to the last key that its rows see: tall ones visit what is masked
         height = min(height, max(4 * TILE_ROWS, n // 8))
-    width = min(blocks, max(1, entries // (height * n)))
+    width = min(blocks, max(1, entries // (height * keys)))
     heads = [slice(first, min(first + width, blocks)) for first in range(0, blocks, width)]
     rows = [slice(first, min(first + height, n)) for first in reversed(range(0, n, height))]
-    return [(h, r, slice(0, r.stop if causal else n)) for h, r in itertools.product(heads, rows)]
+    return [(h, r, slice(0, r.stop if causal else keys)) for h, r in itertools.product(heads, rows)]
 
 
 class AutogradJacobian(LinearOperator):
@@ -285,20 +292,3 @@ class AutogradJacobian(LinearOperator):
     def rmatvec(self, G: Tensor) -> Tensor:
         """Jᵀ[G]."""
         return self._derivative.pull(self._check("G", G, self.output_shape))
-
-
-def arranged(fn: Callable, X: Tensor, layout: str) -> tuple[Tensor, Callable]:
-    """X and the map with the batch in front: as they are, or both transposed from (n, batch, d)."""
-    check_tokens(X)
-    if layout == "NLE":
-        return X, fn
-    if layout != "LNE" or X.ndim != 3:
-        expected = "expected 'NLE', or 'LNE' with X of three dimensions"
-        raise ValueError(f"layout: {expected}, got {layout!r} with X of {X.ndim}")
-
-    def swapped(X: Tensor) -> Tensor:
-        value = fn(X.transpose(0, 1))
-        has_batch = isinstance(value, Tensor) and value.ndim > 1
-        return value.transpose(0, 1) if has_batch else value
-
-    return X.transpose(0, 1), swapped

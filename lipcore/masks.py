@@ -2,7 +2,8 @@
 
 A *table* holds an entry for each pair of tokens, and may do so for each head and each sequence: its
 shape is broadcastable to (…, heads, n, n), so that (n, n) serves all of them, (heads, n, n) is a
-bias like ALiBi's, and (batch, 1, 1, n) hides the padding of each sequence.
+bias like ALiBi's, and (batch, 1, 1, n) hides the padding of each sequence. Where queries are not
+the tokens that they look at, in cross-attention, it has (…, heads, m, n) in place of that.
 """
 
 from __future__ import annotations
@@ -40,76 +41,123 @@ def tile_of(
     return tile.flatten(0, -3)[members.expand(shape).flatten()[wanted]]
 
 
-def member(attention, batch: tuple[int, ...], index: int):
-    """The layer with the tables of one sequence of a batch, counted through."""
-    tables = {name: getattr(attention, name) for name in ("mask", "bias")}
+def mask_scores_(layer, scores: Tensor, rows: slice, blocks=None) -> Tensor:
+    """Mask the scores (…, rows, columns) of ``rows`` against the first keys, in place.
+
+    ``blocks``: see :func:`tile_of`.
+    """
+    columns = scores.shape[-1]
+    if layer.log_weights is not None:
+        scores += layer.log_weights[:columns]
+    if layer.bias is not None:
+        scores += tile_of(layer.bias, rows, columns, blocks)
+    if layer.mask is not None:
+        scores.masked_fill_(~tile_of(layer.mask, rows, columns, blocks), -math.inf)
+    if layer.window is not None:
+        scores.masked_fill_(
+            ~_band(layer.window, rows.start, *scores.shape[-2:], scores.device), -math.inf
+        )
+    if layer.causal:  # keys before the first of the rows are seen by all of them
+        recent = scores[..., rows.start :]
+        ones = torch.ones(recent.shape[-2:], dtype=torch.bool, device=recent.device)
+        recent.masked_fill_(ones.triu_(1), -math.inf)
+    return scores
+
+
+def _band(window: int, start: int, rows: int, columns: int, device) -> Tensor:
+    """Who sees whom in a window: rows from ``start`` on, keys from zero on."""
+    queries = torch.arange(start, start + rows, device=device)[:, None]
+    return (queries - torch.arange(columns, device=device)).abs() < window
+
+
+def kept(layer, scores: Tensor, blocks=None) -> Tensor | None:
+    """What sinks leave of each row, of masked scores (…, rows, columns): (…, rows, 1)."""
+    if layer.sinks is None:
+        return None
+    sinks = tile_of(layer.sinks[:, None, None], slice(0, 1), 1, blocks)
+    return torch.sigmoid(torch.logsumexp(scores, dim=-1, keepdim=True) - sinks)
+
+
+def members(layer, batch: tuple[int, ...], index):
+    """The layer with the tables of some sequences of a batch: those that an array gives there."""
+    tables = {name: getattr(layer, name) for name in ("mask", "bias")}
     own = {
-        name: table.expand(*batch, *table.shape[-3:]).flatten(0, -4)[index]
+        name: table.expand(*batch, *table.shape[-3:])[index]
         for name, table in tables.items()
         if table is not None and table.ndim > 3
     }
-    return replace(attention, **own) if own else attention
+    return replace(layer, **own) if own else layer
 
 
-def check_tables(attention) -> None:
+def check_tables(layer) -> None:
     """Refuse masks, biases, masses and sinks that do not fit, or leave a row without a key."""
     for name in ("mask", "bias", "log_weights", "sinks"):
-        value = getattr(attention, name)
+        value = getattr(layer, name)
         if value is not None and not isinstance(value, Tensor):
             raise TypeError(f"{name}: expected a torch.Tensor, got {type(value).__name__}")
-    sizes = {name: _size(name, attention) for name in ("mask", "bias", "log_weights")}
-    sizes = {name: n for name, n in sizes.items() if n is not None}
-    if len(set(sizes.values())) > 1:
-        names = ", ".join(sizes)
-        raise ValueError(f"{names}: expected one number of tokens, got {list(sizes.values())}")
-    sinks = attention.sinks
+    sizes = {name: _size(name, layer) for name in ("mask", "bias", "log_weights")}
+    sizes = {name: size for name, size in sizes.items() if size is not None}
+    for place in (0, 1):
+        numbers = {name: size[place] for name, size in sizes.items() if size[place] > 1}
+        if len(set(numbers.values())) > 1:
+            got = list(numbers.values())
+            raise ValueError(f"{', '.join(numbers)}: expected one number of tokens, got {got}")
+    rows = max((size[0] for size in sizes.values()), default=1)
+    columns = max((size[1] for size in sizes.values()), default=1)
+    one_sequence = layer.causal or layer.window is not None
+    if one_sequence and min(rows, columns) > 1 and rows != columns:
+        expected = "expected them to be square beside causal=True or a window"
+        raise ValueError(f"mask, bias: {expected}, got ({rows}, {columns})")
+    sinks = layer.sinks
     if sinks is not None:
-        check_same_kind("sinks", sinks, attention.query, "query")
-        if tuple(sinks.shape) != (attention.heads,) or not bool((sinks < math.inf).all()):
-            expected = f"a number below +infinity for each of {attention.heads} heads"
+        check_same_kind("sinks", sinks, layer.query, "query")
+        if tuple(sinks.shape) != (layer.heads,) or not bool((sinks < math.inf).all()):
+            expected = f"a number below +infinity for each of {layer.heads} heads"
             raise ValueError(f"sinks: expected {expected}, got shape {tuple(sinks.shape)}")
     if sizes:
-        _check_rows(attention, next(iter(sizes.values())))
+        _check_rows(layer, max(rows, columns) if one_sequence else rows, columns)
 
 
-def _size(name: str, attention) -> int | None:
-    """The number of tokens that a mask, a bias or masses are for."""
-    table = getattr(attention, name)
+def _size(name: str, layer) -> tuple[int, int] | None:
+    """How many queries and keys a mask, a bias or masses are for; 1 is any number."""
+    table = getattr(layer, name)
     if table is None:
         return None
     if name == "mask":
         if table.dtype != torch.bool:
             raise ValueError(f"mask: expected a boolean tensor, got {table.dtype}")
     else:
-        check_same_kind(name, table, attention.query, "query")
+        check_same_kind(name, table, layer.query, "query")
         if not bool((table < math.inf).all()):
             raise ValueError(f"{name}: expected numbers below +infinity")
     if name == "log_weights":
         if table.ndim != 1:
             raise ValueError("log_weights: expected a vector of numbers below +infinity")
-        return len(table)
-    n = max(table.shape[-2:], default=0)
-    fits = table.ndim >= 2 and all(size in (1, n) for size in table.shape[-2:])
-    if not fits or (table.ndim > 2 and table.shape[-3] not in (1, attention.heads)):
-        expected = f"a shape broadcastable to (…, {attention.heads}, n, n)"
+        return 1, len(table)
+    if table.ndim < 2 or (table.ndim > 2 and table.shape[-3] not in (1, layer.heads)):
+        expected = f"a shape broadcastable to (…, {layer.heads}, n, n)"
         raise ValueError(f"{name}: expected {expected}, got {tuple(table.shape)}")
-    return n
+    return tuple(table.shape[-2:])
 
 
-def _check_rows(attention, n: int) -> None:
-    mask = attention.mask
-    masses = attention.log_weights
-    bias = attention.bias
+def _check_rows(layer, rows: int, columns: int) -> None:
+    mask = layer.mask
+    masses = layer.log_weights
+    bias = layer.bias
     if bias is not None and bool((bias > -math.inf).all()):
         bias = None  # hides nothing
     if mask is None and bias is None and masses is None:
         return
-    if mask is None and bias is None:  # the first key decides, or any of them: no n × n array
-        seen = (masses[:1] if attention.causal else masses) > -math.inf
+    if (
+        mask is None and bias is None and layer.window is None
+    ):  # the first key decides, or any of them: no n × n array
+        seen = (masses[:1] if layer.causal else masses) > -math.inf
         row = 0
     else:
-        seen = torch.ones(n, n, dtype=torch.bool, device=attention.query.device)
-        seen = seen.tril_() if attention.causal else seen
+        seen = torch.ones(rows, columns, dtype=torch.bool, device=layer.query.device)
+        seen = seen.tril_() if layer.causal else seen
+        if layer.window is not None:
+            seen &= _band(layer.window, 0, rows, columns, seen.device)
         for allowed in (mask, None if bias is None else bias > -math.inf):
             seen = seen if allowed is None else seen & allowed
         seen = (seen if masses is None else seen & (masses > -math.inf)).any(-1)
@@ -120,17 +168,23 @@ def _check_rows(attention, n: int) -> None:
         raise ValueError(f"{names}: expected a visible key in every row, row {row} has none")
 
 
-def check_fits(attention, X: Tensor) -> None:
-    """Refuse tokens X (…, n, d) of another number, or in another batch, than the tables are for."""
-    *batch, n, _ = X.shape
-    shape = (*batch, attention.heads, n, n)
+def check_fits(layer, X: Tensor, memory: Tensor | None = None) -> None:
+    """Refuse tokens (…, n, d) of another number, or in another batch, than the tables are for.
+
+    Queries come from X and keys from ``memory``, which is X itself if left out.
+    """
+    names = ("X", "X") if memory is None else ("queries", "memory")
+    sizes = (X.shape[-2], (X if memory is None else memory).shape[-2])
+    shape = (*X.shape[:-2], layer.heads, *sizes)
     for name in ("mask", "bias", "log_weights"):
-        table = getattr(attention, name)
+        table = getattr(layer, name)
         if table is None:
             continue
-        size = max(table.shape[-2:])
-        if size != n:
-            raise ValueError(f"X: expected {size} tokens as {name} has, got {n}")
+        wanted = (None, len(table)) if name == "log_weights" else table.shape[-2:]
+        any_number = None if name == "log_weights" else 1
+        for who, size, n in zip(names, wanted, sizes, strict=True):
+            if size not in (any_number, n):
+                raise ValueError(f"{who}: expected {size} tokens as {name} has, got {n}")
         try:
             fits = torch.broadcast_shapes(table.shape, shape) == shape
         except RuntimeError:

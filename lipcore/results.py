@@ -43,7 +43,7 @@ class SpectralNorm:
         probability asked for, is √tol. A bound that was passed in may be further away than that.
     left, right : Tensor
         Unit singular vectors u, v, shaped as outputs and inputs of the operator.
-    layer, tokens : Attention and Tensor, or None
+    layer, tokens : Attention or CrossAttention, and Tensor, or None
         Where σ was measured, if that is the layer of :func:`~lipcore.local_lipschitz`.
 
     Examples
@@ -86,7 +86,8 @@ class SpectralNorm:
             raise IndexError("the result of a single input has no members: float(r) is its σ")
         batch = ("tokens",) if self.tokens is not None else ()
         parts = {name: getattr(self, name)[index] for name in (*_NUMBERS, *_VECTORS, *batch)}
-        return SpectralNorm(probability=self.probability, layer=self.layer, **parts)
+        layer = None if self.layer is None else self.layer.members(tuple(self.value.shape), index)
+        return SpectralNorm(probability=self.probability, layer=layer, **parts)
 
     def __iter__(self) -> Iterator[SpectralNorm]:
         return (self[index] for index in range(len(self)))
@@ -145,7 +146,8 @@ class SpectralNorm:
     def by_term(self) -> Tensor:
         r"""What each term of the Jacobian (:prf:ref:`thm-jacobian`) adds to σ, shape (…, 3).
 
-        Mixing, own query, others' keys; they sum to σ, and one may be negative.
+        Mixing, own query, others' keys, and a fourth where there are gates: their derivative. They
+        sum to σ, and one may be negative.
 
         Examples
         --------

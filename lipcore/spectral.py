@@ -21,7 +21,9 @@ from torch import Tensor
 
 from lipcore._checks import check_count, check_number
 from lipcore.attention import Attention
-from lipcore.jacobian import AttentionJacobian, AutogradJacobian, arranged
+from lipcore.autodiff import arranged
+from lipcore.cross import CrossAttention
+from lipcore.jacobian import AttentionJacobian, AutogradJacobian
 from lipcore.operators import LinearOperator, MatrixOperator
 from lipcore.results import SpectralNorm
 from lipcore.sensitivity import Deflated, warn_of_crossings, with_gradient
@@ -127,8 +129,9 @@ def local_lipschitz(
     Parameters
     ----------
     attention_or_callable : Attention, or any differentiable map of (…, n, d) tensors
-        An :class:`~lipcore.attention.Attention` uses its Jacobian in three terms, anything else
-        autodiff (:class:`~lipcore.jacobian.AutogradJacobian` says what it asks of the map).
+        An :class:`~lipcore.attention.Attention`, or a :class:`~lipcore.cross.CrossAttention` made
+        of it, uses its Jacobian in three terms, anything else autodiff
+        (:class:`~lipcore.jacobian.AutogradJacobian` says what it asks of the map).
     X : Tensor, shape (…, n, d)
     event_dims, layout
         How a callable takes X, as in :class:`~lipcore.jacobian.AutogradJacobian`: how many of the
@@ -154,7 +157,8 @@ def local_lipschitz(
     1.0
     """
     f = attention_or_callable
-    if isinstance(f, Attention):
+    is_layer = isinstance(f, Attention | CrossAttention)
+    if is_layer:
         if (event_dims, layout) != (2, "NLE"):
             raise ValueError(
                 "event_dims, layout: expected (…, n, d), which is what Attention takes"
@@ -162,7 +166,7 @@ def local_lipschitz(
         f.check_input(X)
     if differentiable:
         return _differentiable(f, X, event_dims, layout, options)
-    if not isinstance(f, Attention):
+    if not is_layer:
         J = AutogradJacobian(f, X, event_dims=event_dims, layout=layout)
         return spectral_norm(J, **options)
     if not f.is_narrow:
@@ -187,7 +191,8 @@ def _differentiable(f, X: Tensor, event_dims: int, layout: str, options: dict) -
     warn_of_crossings(found.value, second)
     tokens, fn = arranged(f, X, layout)
     value = with_gradient(fn, tokens, found.left, found.right, batch=found.value.ndim)
-    layer = {"layer": f, "tokens": X.detach()} if isinstance(f, Attention) else {}
+    is_layer = isinstance(f, Attention | CrossAttention)
+    layer = {"layer": f, "tokens": X.detach()} if is_layer else {}
     return replace(found, value=value, **layer)
 
 

@@ -69,7 +69,7 @@ def shared_key_inputs(head: Attention, n: int, radius: float) -> SharedKey:
     >>> round(found.lead, 3), round(found.lower, 3)  # 2γR²; all the weight is on one key: √49
     (32.0, 7.0)
     """
-    if head.heads != 1 or head.mask is not None or head.log_weights is not None:
+    if head.heads != 1 or head.mask is not None or head.log_weights is not None or head.window:
         raise ValueError("head: expected one head, without mask or weights but the causal mask")
     n = check_count("n", n, minimum=2)
     radius = check_number("radius", radius, minimum=0, strict=True)

@@ -2,8 +2,8 @@ r"""Bounds of the (local) Lipschitz constant of attention: one file a family of 
 
 Chapter 5, 18: ``sequences``, ``rows`` · 6: ``gap``, ``lower``, ``copies`` · 7: ``mean_field`` · 8:
 ``large_radius_limit`` · 9, 10: ``masked`` · 11: ``layer``, ``normalised`` · 18, 19: ``local`` · 20:
-``l2`` · others' bounds: ``rivals``. The least of all that holds for a head or a layer is
-:func:`best_upper`.
+``l2`` · 22: ``change`` · others' bounds: ``rivals``. The least of all that holds for a head or a
+layer is :func:`best_upper`.
 
 Closed forms are functions of keyword-only sizes and return a float: ``n`` tokens of norm at most
 ``radius`` :math:`= R`; ``norm_a`` and ``norm_v``, the spectral norms of A and V, or A and V
@@ -15,10 +15,13 @@ with TypeError.
 """
 
 from lipcore.bounds.best import best_upper
+from lipcore.bounds.change import change_upper, tangent_error_upper
 from lipcore.bounds.copies import (
     best_lower,
     copies_inputs,
     copies_lower,
+    own_inputs,
+    own_lower,
     pulled_inputs,
     pulled_lower,
     torn_inputs,
@@ -89,6 +92,7 @@ __all__ = [
     "best_upper",
     "castin2024_released_compute_bound",
     "causal_average_norm",
+    "change_upper",
     "copies_inputs",
     "copies_lower",
     "eigen_gamma",
@@ -118,6 +122,8 @@ __all__ = [
     "normalise",
     "normalised_reach",
     "normalised_upper",
+    "own_inputs",
+    "own_lower",
     "pulled_inputs",
     "pulled_lower",
     "refined_lower",
@@ -127,6 +133,7 @@ __all__ = [
     "score_gap_upper",
     "score_reach",
     "softmax_norm_upper",
+    "tangent_error_upper",
     "torn_inputs",
     "torn_lower",
     "torn_peak",

@@ -1,8 +1,10 @@
 r"""How much attention one key can collect: bounds of the column sums of P.
 
 Every upper bound for the ball is a function of a, n and these sums. Without a mask they are at most
-:math:`e^{g^*}` (:prf:ref:`lem-columns`). With a causal mask that is not known; there the ball is
-cut into cells within which scores vary little, and the queries of a cell are keys of it too.
+:math:`e^{g^*}` (:prf:ref:`lem-columns`). With a causal mask that is not true, even up to powers of
+a (:prf:ref:`thm-masked-planes`); there the ball is cut into cells within which scores vary by at
+most t, and the queries of a cell are keys of it too. Seen by A the ball is an ellipsoid whose
+semi-axes a_i are the singular values of R²A (:prf:ref:`thm-masked-rate`).
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ from lipcore._checks import check_number, check_square
 from lipcore.bounds._logarithms import exp, log_, log_add, log_one_plus, smallest
 from lipcore.bounds._matrices import rank_of
 from lipcore.bounds.gap import score_gap_upper
+
+#: log c at which numbers of Voronoi cells are tried: any c gives a bound.
+_LOG_C = torch.linspace(-30, 6, 145, dtype=torch.float64)
 
 
 def log_column_sum(n: int | None, log_a: float, gap: float = math.inf) -> float:
@@ -56,17 +61,20 @@ def log_causal_column_sum(n: int, log_a: float) -> float:
 
 
 def log_cells(A: Tensor, radius: float) -> tuple[float, float]:
-    """Checked (log a, log N e^{1+g*}), with N = (2a√r+1)^r cells, for causal masks."""
+    """Checked (log a, log N e^{1+g*}) for causal masks, N = (1 + 2a·min(2, √r))^r cells.
+
+    Cubes or Voronoi cells (:prf:ref:`thm-masked-rate`): these are fewer from rank five on.
+    """
     values = torch.linalg.svdvals(check_square("A", A).double()).tolist()
     log_square = 2 * log_(check_number("radius", radius, minimum=0))
     log_a = log_(values[0]) + log_square
     rank = rank_of(values)
-    log_n = rank * log_one_plus(math.log(2), log_a, log_(rank) / 2)
+    log_n = rank * log_one_plus(math.log(2), log_a, min(math.log(2), log_(rank) / 2))
     return log_a, log_n + 1 + exp(log_(score_gap_upper(A)) + log_square)
 
 
 def log_least_cells(A: Tensor, radius: float, *, below: float) -> float:
-    """log of the least N_t e^{t+g*} over t, N_t = Π_i(2a_i√r/t+1), a_i the singular values of R²A.
+    r"""log of the least N_t e^{t+g*} over t, with N_t cells, cubes or Voronoi cells.
 
     Infinite where that is not below the given number: often seen before the score gap is computed,
     as g* is at least a quarter of a.
@@ -77,13 +85,28 @@ def log_least_cells(A: Tensor, radius: float, *, below: float) -> float:
     quarter = exp(log_(values[0]) + log_square) / 4
     if quarter >= below:
         return math.inf
-    sides = [math.log(2) + log_(v) + log_square + log_(rank) / 2 for v in values[:rank]]
-
-    def count(log_t: float) -> float:
-        return exp(log_t) + sum(log_one_plus(side - log_t) for side in sides)
-
+    axes = torch.tensor([math.log(v) + log_square for v in values[:rank]], dtype=torch.float64)
     high = math.log(rank + 1)  # far out, the best t is the rank
-    cells = min(smallest(count, -20.0, high + 2), count(0.0), count(high))  # any t gives a bound
+    found = []
+    for log_cells_within in (log_cubes, log_voronoi):
+
+        def count(log_t: float, log_n=log_cells_within) -> float:
+            return exp(log_t) + log_n(axes, log_t)
+
+        found += [smallest(count, -20.0, high + 2), count(0.0), count(high)]  # any t gives a bound
+    cells = min(found)
     if cells + quarter >= below:
         return math.inf
     return cells + exp(log_(score_gap_upper(A)) + log_square)
+
+
+def log_cubes(log_axes: Tensor, log_t: float) -> float:
+    """log Π(1 + 2a_i√r/t): cubes of diameter t for an ellipsoid with r semi-axes a_i."""
+    sides = log_axes + math.log(2) + log_(len(log_axes)) / 2 - log_t
+    return torch.logaddexp(sides, torch.zeros_like(sides)).sum().item()
+
+
+def log_voronoi(log_axes: Tensor, log_t: float) -> float:
+    """log of the least Π((1+c)(4a_i/t)² + 1 + 1/c)^{1/2} over c > 0: Voronoi cells instead."""
+    squares = 2 * (log_axes[:, None] + math.log(4) - log_t) + _LOG_C.exp().log1p()
+    return torch.logaddexp(squares, (-_LOG_C).exp().log1p()).sum(0).min().item() / 2

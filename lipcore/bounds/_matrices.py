@@ -19,3 +19,17 @@ def product_norm(query: Tensor, key: Tensor) -> Tensor:
 def rank_of(values: list[float]) -> int:
     """Number of singular values (largest first) that are not rounding errors of the largest."""
     return sum(value > 1e-14 * values[0] for value in values)
+
+
+def second_moments(P: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Σ_j P_ij a_j b_jᵀ for each row i: (heads, n, p), (heads, n, k) → (heads, n, p, k)."""
+    return (P @ _outer(a, b).flatten(-2)).unflatten(-1, (a.shape[-1], b.shape[-1]))
+
+
+def covariances(P: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Covariance of a and b under each row of P."""
+    return second_moments(P, a, b) - _outer(P @ a, P @ b)
+
+
+def _outer(a: Tensor, b: Tensor) -> Tensor:
+    return a[..., :, None] * b[..., None, :]

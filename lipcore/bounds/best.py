@@ -8,6 +8,7 @@ that apply to it.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from lipcore.bounds._logarithms import exp, finish, log_, log_add, log_one_plus
 from lipcore.bounds.gap import score_gap_upper
 from lipcore.bounds.layer import log_join, log_score_reach
 from lipcore.bounds.masked import log_hardy, log_masked_rows, log_moments
-from lipcore.bounds.rows import log_rows, log_torn
+from lipcore.bounds.rows import log_rows, log_seen, log_torn
 
 
 def best_upper(
@@ -40,6 +41,8 @@ def best_upper(
       (:prf:ref:`thm-every`): :math:`\sqrt{(1+a^2)S}`;
     - the longest row (:prf:ref:`thm-every-row`): :math:`\sqrt{n\,G(a)}`,
       :math:`e^a\sqrt{F(a)}`; with a causal mask, summed over rows;
+    - what V sees across the queries, without an output projection (:prf:ref:`thm-every-seen`):
+      :math:`\sqrt n\,(1+\sqrt2M_n+\omega/\sqrt2)`;
     - Hardy's inequality for a causal mask (:prf:ref:`thm-masked-upper`,
       :prf:ref:`prop-masked-moments`), and its exact exponential rate for heads without biases
       (:prf:ref:`thm-masked-rate`), with cells of the best size;
@@ -88,8 +91,8 @@ def best_upper(
     89.4
     """
     layer = _one_layer(A, V, attention, causal)
-    n = _tokens(layer, n)
     log_as = log_score_reach(layer, radius)
+    n = _tokens(layer, n)
     bounds = [_log_head(layer, head, n, log_a, radius) for head, log_a in enumerate(log_as)]
     return finish(log_join(layer, bounds), log)
 
@@ -124,7 +127,7 @@ def _log_head(attention: Attention, head: int, n: int | None, log_a: float, radi
     """The logarithm of one head's bound for ‖V‖₂ = 1."""
     if n == 1:
         return 0.0  # one token sees itself: the map is V
-    given = (attention.mask, attention.bias, attention.log_weights)
+    given = (attention.mask, attention.bias, attention.log_weights, attention.window)
     if any(table is not None for table in given):
         mixing = _any_weights(attention, n, log_a)
     elif attention.rotary is not None:
@@ -135,7 +138,10 @@ def _log_head(attention: Attention, head: int, n: int | None, log_a: float, radi
 
 
 def _any_weights(attention: Attention, n: int, log_a: float) -> float:
-    """log M where rows of P sum to one, and no more is known: columns sum to n at most."""
+    """log M where rows of P sum to one: columns sum at most to the number of rows that see them."""
+    if attention.window is not None:
+        reach = attention.window if attention.causal else 2 * attention.window - 1
+        n = reach if n is None else min(n, reach)
     long_row = 2 * log_one_plus(log_a) if attention.rotary is not None else log_torn(log_a)
     return (math.log(n) + long_row) / 2
 
@@ -152,6 +158,30 @@ def _separate_terms(attention: Attention, n: int | None, log_a: float) -> float:
 
 def _one_map(attention: Attention, head: int, n: int | None, log_a: float, radius: float) -> float:
     """log M where scores are (A x_i + c)·x_j."""
+    mixing = _by_scores(attention, head, n, log_a, radius)
+    if n is None or attention.output is not None or log_seen(n, -math.inf) >= mixing:
+        return mixing
+    return min(mixing, log_seen(n, _across(attention, head, log_a, radius)))
+
+
+def _across(attention: Attention, head: int, log_a: float, radius: float) -> float:
+    """log of ω/‖V‖ ≤ R·max(‖(I−pp^⊤)(Ax+c)‖² + (σ_2/‖V‖)²‖Ax+c‖²)^{1/2}, p what V sees best."""
+    alone = _in_double(attention, head)
+    _, sizes, right = torch.linalg.svd(alone.value[0], full_matrices=False)
+    if sizes[0] == 0:
+        return -math.inf
+    p = right[0]
+    beside = replace(alone, key=alone.key - (alone.key @ p)[..., None] * p)
+    second = sizes[1].item() / sizes[0].item() if len(sizes) > 1 else 0.0
+    if attention.d > 1:
+        second += 1e-14  # p is known to rounding
+    return log_add(2 * log_score_reach(beside, radius)[0], 2 * (log_(second) + log_a)) / 2
+
+
+def _by_scores(
+    attention: Attention, head: int, n: int | None, log_a: float, radius: float
+) -> float:
+    """The same, from what is known of the scores alone, whatever V is."""
     if not attention.causal:
         return _by_gap(attention, head, n, log_a, radius)
     factor = log_moments(log_a)

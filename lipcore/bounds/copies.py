@@ -1,8 +1,9 @@
 r"""Lower bounds with copies: how steep the constructions of chapter 6 are for any number of tokens.
 
-Three families of inputs, each with the best numbers of copies: a crowd that looks at one token
-(``copies``), one that is torn between two (``torn``), and one that looks at a token while others
-pull its mean aside (``pulled``). Equal tokens count as one with a mass, so that n may be any
+Four families of inputs: a query torn between two halves of the tokens (``own``), and, each with
+the best numbers of copies, a crowd that looks at one token (``copies``), one that is torn between
+two (``torn``), and one that looks at a token while others pull its mean aside (``pulled``). Equal
+tokens count as one with a mass, so that n may be any
 number, or left out for measures. :func:`best_lower` is the best of all.
 """
 
@@ -32,9 +33,10 @@ def best_lower(
 ) -> float:
     r"""The largest constant that the constructions reach: the counterpart of :func:`best_upper`.
 
-    The maximum of ‖V‖, of :func:`copies_lower`, :func:`torn_lower` and :func:`pulled_lower`. Its
-    quotient by :func:`best_upper` is bounded away from zero: for measures whatever A, V, R and d
-    are, and for V = I in dimension two or more whatever n ≥ 3 is (:prf:ref:`thm-every-rate`).
+    The maximum of ‖V‖, of :func:`own_lower`, :func:`copies_lower`, :func:`torn_lower` and
+    :func:`pulled_lower`. Up to a universal factor it is the constant itself, for measures
+    (:prf:ref:`thm-every-rate`) and for every number of tokens (:prf:ref:`thm-every-finite`),
+    whatever A, V, R and d are.
 
     Parameters
     ----------
@@ -65,8 +67,49 @@ def best_lower(
     """
     size = {"A": A, "V": V, "radius": radius, "n": n, "log": True}
     norm_v = torch.linalg.matrix_norm(check_head(A, V)[1].double(), 2).item()
-    found = [form(**size) for form in (copies_lower, torn_lower, pulled_lower)]
+    found = [form(**size) for form in (own_lower, copies_lower, torn_lower, pulled_lower)]
     return finish(max(log_(norm_v), *found), log)
+
+
+def own_lower(
+    *, A: Tensor, V: Tensor, radius: float, n: int | None = None, log: bool = False
+) -> float:
+    r"""A query at the origin, torn between two halves of the tokens (:prf:ref:`thm-lower-own`).
+
+    With n ≥ 3 tokens, m = ⌊(n−1)/2⌋ of them at Rw and m at −Rw, or with two tokens, one at Rw,
+
+    .. math:: \mathrm{Lip}(f|B_R^n) \ge \Big\| V\Big(\frac1n I + \theta R^2\,ww^\top A\Big)
+        \Big\|_2, \qquad \theta = \frac{2m}n, \quad\text{or } \theta = \tfrac14
+        \text{ for } n = 2,
+
+    for the unit vector w found with the largest :math:`\|Vw\|\,\|A^\top w\|`, at least half of
+    :math:`\|V\|_2\|A\|_2`. Zero for one token, and where A is zero.
+
+    Examples
+    --------
+    >>> import torch
+    >>> eye = torch.eye(1, dtype=torch.float64)
+    >>> round(own_lower(n=2, radius=10.0, A=eye, V=eye), 9)  # 1/2 + 100/4
+    25.5
+    """
+    best = _torn_between(A, V, n, radius)
+    return finish(-math.inf if best is None else best[1], log)
+
+
+def own_inputs(A: Tensor, n: int, radius: float, *, V: Tensor | None = None) -> Tensor:
+    """Tokens on both sides of the origin, then those at it (:prf:ref:`thm-lower-own`): (n, d).
+
+    V is the identity if left out. ValueError or TypeError if n < 2, the radius is negative or not
+    finite, or A and V do not fit.
+
+    Examples
+    --------
+    >>> import torch
+    >>> own_inputs(torch.eye(1), n=6, radius=2.0)[:, 0].abs()
+    tensor([2., 2., 2., 2., 0., 0.])
+    """
+    n = check_count("n", n, minimum=2)
+    return _repeated(_torn_between(A, _identity_or(V, A), n, radius), A, radius)
 
 
 def copies_lower(
@@ -183,8 +226,9 @@ def pulled_lower(
         \Big\| V\Big(b + \|Ax_0\|\, \frac{(x_1 - x_0) + W_2(x_1 - z)}{D}\Big) \Big\|
 
     for the φ, W_1 and W_2 of a grid that give most. It is of order :math:`a\,e^{g^*/2}` also for a
-    V that does not see :math:`x_1 - x_0`. For n tokens the numbers of copies are rounded. Zero
-    where d = 1, n ≤ 2 or A is zero.
+    V that does not see :math:`x_1 - x_0`. For n tokens the numbers of copies are whole, and
+    :math:`x_1` and z only as far from the crowd as they have to be for the weights
+    (:prf:ref:`thm-every-finite`). Zero where d = 1, n ≤ 2 or A is zero.
 
     Examples
     --------
@@ -246,6 +290,52 @@ def _checked(
     A, V = check_head(A, V)
     n = None if n is None else check_count("n", n)
     return A.double(), V.double(), n, check_number("radius", radius, minimum=0)
+
+
+def _torn_between(A: Tensor, V: Tensor, n: int | None, radius: float) -> _Found | None:
+    """The direction w, and what it reaches."""
+    A, V, n, radius = _checked(A, V, n, radius)
+    if n == 1 or radius == 0 or not bool(A.any()):
+        return None
+    norm_a, norm_v = (torch.linalg.matrix_norm(M, 2) for M in (A, V))
+    unit_a = A / norm_a
+    unit_v = V / norm_v if norm_v > 0 else V
+    w = _pulled_most(unit_v, unit_a.mT)
+    if n is not None and n <= 2**53:
+        side = max((n - 1) // 2, 1)
+        counts = torch.tensor([n - 2 * side, side, side] if n > 2 else [1, 1, 0])
+        spread = 2 * side / n if n > 2 else 1 / 4
+        own = 1 / n
+    else:  # nearly all tokens are on the two sides
+        counts = torch.zeros(3, dtype=torch.long)
+        spread = 1.0 if n is None else 1 - 2**-52
+        own = 0.0
+    pull = spread * exp(_log_square(A, radius) + math.log(norm_a.item()))
+    row = torch.outer(unit_v @ w, pull * (w @ unit_a)) + own * unit_v
+    reached = log_(norm_v.item()) + log_(torch.linalg.matrix_norm(row, 2).item())
+    return torch.stack([0 * w, w, -w]), reached, counts
+
+
+def _pulled_most(V: Tensor, B: Tensor) -> Tensor:
+    """A unit w with a large ‖Vw‖ ‖Bw‖, for norms one; at least half.
+
+    The best w maximises s‖Vw‖² + (1−s)‖Bw‖² for some s, at which both terms are equal: the set of
+    pairs (‖Vw‖², ‖Bw‖²) has a convex hull without better products.
+    """
+    p, q = (torch.linalg.svd(M).Vh[0] for M in (V, B))
+    tried = [p + q if p @ q >= 0 else p - q]
+    low = 0.0
+    high = 1.0
+    for _ in range(30):
+        s = (low + high) / 2
+        tried.append(torch.linalg.eigh(s * V.mT @ V + (1 - s) * B.mT @ B).eigenvectors[:, -1])
+        if s * (V @ tried[-1]).norm() ** 2 > (1 - s) * (B @ tried[-1]).norm() ** 2:
+            high = s
+        else:
+            low = s
+    w = torch.stack(tried)
+    w = w / w.norm(dim=-1, keepdim=True)
+    return w[((w @ V.mT).norm(dim=-1) * (w @ B.mT).norm(dim=-1)).argmax()]
 
 
 def _copied(A: Tensor, V: Tensor, n: int | None, radius: float) -> tuple[Tensor, float, int] | None:
@@ -346,12 +436,18 @@ def _pulled(A: Tensor, V: Tensor, n: int | None, radius: float) -> _Found | None
     )  # of the crowd itself, of x_1 and of z, over the crowd
     votes = torch.stack(torch.broadcast_tensors(0 * log_w, log_w[:, None], log_w))[:, None]
     log_mass = votes - leads
+    way = torch.ones_like(log_mass)  # the parts of the ways from the crowd
     if n is not None:
         log_mass = _rounded(log_mass, n)
-    weight = torch.softmax(log_mass + leads, dim=0)
-    first = 1 + size * (weight[0] + weight[2] * (1 - angle.cos()))
-    second = -size * weight[2] * angle.sin()
-    parts = torch.stack(torch.broadcast_tensors(first, second, -size * weight[0]), dim=-1)
+        wanted = votes - (log_mass - log_mass[0])
+        way = torch.where(leads > 0, (wanted / leads).clamp(0, 1), way)
+    weight = torch.softmax(log_mass + way * leads, dim=0)
+    near = (weight[0] + weight[2]) * way[1]
+    far = weight[2] * way[2]
+    parts = torch.stack(
+        [1 + size * (near - far * angle.cos()), -size * far * angle.sin(), size * (far - near)],
+        dim=-1,
+    )  # of the vector that V is applied to, along b, e and u
     seen = V @ torch.stack([lead, aside, u], dim=-1)  # (p, 3)
     moved = torch.linalg.vector_norm(parts @ seen.mT, dim=-1)
     value = (log_mass[0] - log_mass[1]) / 2 + weight[1].log() + moved.log()
@@ -359,7 +455,9 @@ def _pulled(A: Tensor, V: Tensor, n: int | None, radius: float) -> _Found | None
     i, j, k = torch.unravel_index(value.argmax(), value.shape)
     pull = angle[i, 0, 0].cos() * lead + angle[i, 0, 0].sin() * aside
     shares = torch.softmax(log_mass[:, i, j, k], dim=0)
-    return torch.stack([u, lead, pull]), value[i, j, k].item(), _counts(shares, n)
+    places = torch.stack([u, lead, pull])
+    places = u + way[:, i, j, k, None] * (places - u)
+    return places, value[i, j, k].item(), _counts(shares, n)
 
 
 def _rounded(log_mass: Tensor, n: int) -> Tensor:

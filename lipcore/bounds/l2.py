@@ -71,7 +71,10 @@ def l2_attention_upper(
 
 
 def distance_spread(n: int) -> float:
-    """Return c with c e^{c+1} = n − 1: the largest mean of ‖y_i − y_j‖² under a row of weights."""
+    """Return c with c e^{c+1} = n − 1: the largest mean of ‖y_i − y_j‖² under a row of weights.
+
+    The tests enclose the root by interval arithmetic, to a relative 1e-14.
+    """
     return float(lambertw(exp(log_(n - 1) - 1)).real)
 
 

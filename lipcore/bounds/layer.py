@@ -12,6 +12,7 @@ from lipcore.attention import Attention
 from lipcore.bounds._logarithms import finish, log_, log_add, log_sum, log_times
 from lipcore.bounds._matrices import product_norm, square_root
 from lipcore.bounds.sequences import log_general
+from lipcore.cross import CrossAttention
 
 
 def layer_upper(attention: Attention, *, n: int, radius: float, log: bool = False) -> float:
@@ -88,12 +89,25 @@ def _score_sizes(attention: Attention) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return scale * norm_q, scale * query_offset, norm_k, key_offset
 
 
-def check_covered(attention: Attention) -> None:
-    """Refuse a layer for which no bound is proved: with sinks, or scores of another form."""
+def check_covered(layer: Attention | CrossAttention, *, cross: bool = False) -> None:
+    """Refuse a layer for which no bound is proved: with sinks, gates, or scores of another form.
+
+    With ``cross``, cross-attention is taken as well.
+    """
+    attention = layer.attention if isinstance(layer, CrossAttention) else layer
+    if not cross and (attention is not layer or attention.key.shape[2] != attention.d):
+        expected = "expected a layer of one sequence, got cross-attention"
+        raise ValueError(f"attention: {expected}: the only bound that covers it is local_upper")
     given = [*(["sinks"] if attention.sinks is not None else []), *attention.beyond]
     if given:
         names = ", ".join(given)
         raise ValueError(f"attention: expected one without {names}, which no bound here covers")
+
+
+def rounded_up(bound: Tensor, dtype: torch.dtype) -> Tensor:
+    """The bound in ``dtype``, not below what it is in float64."""
+    rounded = bound.to(dtype)
+    return torch.where(rounded < bound, rounded.nextafter(rounded.new_tensor(torch.inf)), rounded)
 
 
 def join_heads(attention: Attention, alone: Tensor, projected: Tensor) -> Tensor:

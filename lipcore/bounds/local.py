@@ -7,15 +7,18 @@ queries, keys and values.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from lipcore.attention import Attention, check_scores, rotate
-from lipcore.bounds._matrices import square_root
-from lipcore.bounds.layer import check_covered, join_heads, output_roots
-from lipcore.masks import member
+from lipcore._checks import check_scores
+from lipcore.attention import Attention, rotate
+from lipcore.bounds._matrices import covariances, second_moments, square_root
+from lipcore.bounds.layer import check_covered, join_heads, output_roots, rounded_up
+from lipcore.cross import CrossAttention
 
 
 def local_upper(attention: Attention, X: Tensor) -> Tensor:
@@ -28,11 +31,12 @@ def local_upper(attention: Attention, X: Tensor) -> Tensor:
         \max_j \big\| \textstyle\sum_i P_{ij} y_iy_i^\top \big\|_2 \Big)^{1/2}.
 
     Heads add up as :prf:ref:`prop-norm-heads` says; ‖P‖₂ is bounded by
-    :func:`nonnegative_norm_upper`.
+    :func:`nonnegative_norm_upper`. Of the three terms, cross-attention has the second if the
+    queries' tokens move, and the other two if the memory does.
 
     Parameters
     ----------
-    attention : Attention
+    attention : Attention or CrossAttention
     X : Tensor, shape (…, n, d)
 
     Returns
@@ -54,18 +58,11 @@ def local_upper(attention: Attention, X: Tensor) -> Tensor:
     wide, members = _in_double(attention, X)
     left = output_roots(wide)
     bounds = []
-    for i, tokens in enumerate(members):
-        heads = _heads_at(member(wide, X.shape[:-2], i), tokens)
+    for heads in members:
         alone = heads.terms(None).sum(-1)
         projected = alone if left is None else heads.terms(left).sum(-1)
         bounds.append(join_heads(wide, alone, projected))
-    return _rounded_up(torch.stack(bounds).reshape(X.shape[:-2]), X.dtype)
-
-
-def _rounded_up(bound: Tensor, dtype: torch.dtype) -> Tensor:
-    """The bound in ``dtype``, not below what it is in float64."""
-    rounded = bound.to(dtype)
-    return torch.where(rounded < bound, rounded.nextafter(rounded.new_tensor(torch.inf)), rounded)
+    return rounded_up(torch.stack(bounds).reshape(X.shape[:-2]), X.dtype)
 
 
 def local_terms(attention: Attention, X: Tensor) -> Tensor:
@@ -84,8 +81,7 @@ def local_terms(attention: Attention, X: Tensor) -> Tensor:
     """
     wide, members = _in_double(attention, X)
     left = output_roots(wide)
-    each = [member(wide, X.shape[:-2], i) for i in range(len(members))]
-    terms = [_heads_at(one, x).terms(left) for one, x in zip(each, members, strict=True)]
+    terms = [heads.terms(left) for heads in members]
     return torch.stack(terms).reshape(*X.shape[:-2], attention.heads, 3).to(X.dtype)
 
 
@@ -138,7 +134,8 @@ class _Heads:
     """What the local form needs of each head at one X, in the spaces of keys and values.
 
     value (heads, p, d); norm_p (heads,), ‖P‖₂; own (heads, n, p, ·), of norm ‖VC_iA‖;
-    spread (heads, n, p, p), VC_iVᵀ; seen (heads,), max_j ‖Σ_i P_ij y_iy_iᵀ‖.
+    spread (heads, n, p, p), VC_iVᵀ; seen (heads,), max_j ‖Σ_i P_ij y_iy_iᵀ‖. ``there`` says
+    which of the three terms there are, one or zero for each.
     """
 
     value: Tensor
@@ -146,6 +143,7 @@ class _Heads:
     own: Tensor
     spread: Tensor
     seen: Tensor
+    there: Tensor
 
     def terms(self, left: Tensor | None) -> Tensor:
         """Mixing, own query and others' keys of the maps ``left``·f_h: shape (heads, 3)."""
@@ -158,32 +156,39 @@ class _Heads:
             spread = left[:, None] @ spread @ left[:, None].mT
         mixing = torch.linalg.matrix_norm(value, 2) * self.norm_p
         keys = (_largest_norm(spread) * self.seen).sqrt()
-        return torch.stack([mixing, _largest_norm(own), keys], dim=-1)
+        return self.there * torch.stack([mixing, _largest_norm(own), keys], dim=-1)
 
 
-def _in_double(attention: Attention, X: Tensor) -> tuple[Attention, Tensor]:
-    """The layer and X (members, n, d) in float64: float32 rounds small covariances to zero."""
-    check_covered(attention)
-    attention.check_input(X)
-    members = X.flatten(0, -3) if X.ndim > 2 else X[None]
+def _in_double(layer: Attention | CrossAttention, X: Tensor) -> tuple[Attention, Iterator[_Heads]]:
+    """The layer in float64, which keeps small covariances, and its heads at each sequence."""
+    check_covered(layer, cross=True)
+    layer.check_input(X)
     if X.dtype != torch.float64:
-        attention = attention.to(torch.float64)
-    return attention, members.double()
+        layer = layer.to(torch.float64)
+    batch = X.shape[:-2]
+    places = itertools.product(*map(range, batch))
+    members = (_heads_at(layer.members(batch, place), X[place].double()) for place in places)
+    return (layer.attention if isinstance(layer, CrossAttention) else layer), members
 
 
-def _heads_at(attention: Attention, X: Tensor) -> _Heads:
+def _heads_at(layer: Attention | CrossAttention, X: Tensor) -> _Heads:
     """The quantities of the local form at one X (n, d)."""
-    queries, keys, values = attention.project(X)  # (heads, n, k), (heads, n, k), (heads, n, p)
+    attention = layer
+    terms = (0, 1, 2)
+    if isinstance(layer, CrossAttention):
+        attention = layer.attention
+        terms = layer.terms
+    queries, keys, values = layer.project(X)  # (heads, n, k), (heads, n, k), (heads, n, p)
     check_scores(queries, keys)
-    P = attention.row_weights(queries, keys, slice(0, len(X)))  # (heads, n, n)
+    P = layer.row_weights(queries, keys, slice(0, queries.shape[-2]))  # (heads, n, n)
     # only differences of values and keys matter; centred, their covariances lose fewer digits
     v = values - values.mean(-2, keepdim=True)
     k = keys - keys.mean(-2, keepdim=True)
-    own = _covariances(P, v, k)  # V C_i Kᵀ
-    seen = _second_moments(P.mT, queries, queries)  # Σ_i P_ij q_i q_iᵀ
-    angles = attention.angles(len(X))
-    if angles is not None:  # both turn with their positions; undone, no norm changes
-        own = _rotate_columns(own, -angles)
+    own = covariances(P, v, k)  # V C_i Kᵀ
+    seen = second_moments(P.mT, queries, queries)  # Σ_i P_ij q_i q_iᵀ
+    if attention.rotary is not None:  # both turn with their positions; undone, no norm changes
+        own = _rotate_columns(own, -attention.angles(queries.shape[-2]))
+        angles = attention.angles(keys.shape[-2])
         seen = _rotate_columns(_rotate_columns(seen, -angles).mT, -angles)
     query_root = square_root((attention.scale * attention.query).mT)[:, None]
     key_root = square_root(attention.key.mT)[:, None]
@@ -191,23 +196,10 @@ def _heads_at(attention: Attention, X: Tensor) -> _Heads:
         value=attention.value,
         norm_p=nonnegative_norm_upper(P),
         own=own @ query_root.mT,
-        spread=_covariances(P, v, v),
+        spread=covariances(P, v, v),
         seen=_largest_norm(key_root @ seen @ key_root.mT),
+        there=torch.tensor([term in terms for term in range(3)], device=P.device).to(P),
     )
-
-
-def _outer(a: Tensor, b: Tensor) -> Tensor:
-    return a[..., :, None] * b[..., None, :]
-
-
-def _second_moments(P: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Σ_j P_ij a_j b_jᵀ for each row i: (heads, n, p), (heads, n, k) → (heads, n, p, k)."""
-    return (P @ _outer(a, b).flatten(-2)).unflatten(-1, (a.shape[-1], b.shape[-1]))
-
-
-def _covariances(P: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Covariance of a and b under each row of P."""
-    return _second_moments(P, a, b) - _outer(P @ a, P @ b)
 
 
 def _rotate_columns(matrices: Tensor, angles: Tensor) -> Tensor:

@@ -80,7 +80,14 @@ def mean_field_upper_rate(*, A: Tensor, radius: float, norm_v: float, log: bool 
         \|V\|_2 \big( \sqrt{1+a^2}\; e^{g^*/2} + a \big), \qquad g^* = g_A R^2
 
     For V = I it is at most :math:`64/(3\sqrt3) < 12.4` times the constant itself, whatever A, R and
-    d are (:prf:ref:`thm-every-rate`). A : Tensor, shape (d, d).
+    d are (:prf:ref:`thm-every-rate`); the tests enclose the numbers of that proof.
+
+    Parameters
+    ----------
+    A : Tensor, shape (d, d)
+    radius, norm_v : float
+    log : bool
+        Whether to return the logarithm, which never overflows.
 
     Examples
     --------

@@ -63,11 +63,11 @@ def normalise(norm: Normalisation, X: Tensor) -> Tensor:
     >>> normalise(unit, torch.tensor([[3.0, 1.0]]))
     tensor([[ 1., -1.]])
     """
-    standard, _ = _standardise(norm, X)
+    standard, _ = standardise(norm, X)
     return norm.gain.to(X) * standard + norm.bias.to(X)
 
 
-def _standardise(norm: Normalisation, X: Tensor) -> tuple[Tensor, Tensor]:
+def standardise(norm: Normalisation, X: Tensor) -> tuple[Tensor, Tensor]:
     """(x̂, s): the standardised tokens, and what each was divided by, (…, 1)."""
     if norm.kind == "layer":
         X = X - X.mean(-1, keepdim=True)
@@ -117,7 +117,7 @@ class PreNormJacobian(LinearOperator):
         residual: bool = False,
     ) -> None:
         X = check_tokens(X, len(norm.gain)).detach()
-        self._standard, self._size = _standardise(norm, X)
+        self._standard, self._size = standardise(norm, X)
         self._gain = norm.gain.to(X)
         self._centred = norm.kind == "layer"
         self._residual = residual
@@ -222,7 +222,8 @@ def largest_affine_norm(M: Tensor, e: Tensor, radius: float) -> Tensor:
     .. math:: \max_{|z|\le\rho} |Mz+e|^2 = \min_{\lambda > \lambda_{\max}(H)} |e|^2
         + q^\top(\lambda - H)^{-1}q + \lambda\rho^2 .
 
-    Every λ gives an upper bound; the best one solves :math:`|(\lambda-H)^{-1}q| = \rho`.
+    Every λ gives an upper bound; the best one solves :math:`|(\lambda-H)^{-1}q| = \rho`. The tests
+    enclose the maximum between both sides in an interval of width 1e-13.
     M : Tensor, shape (…, k, d). e : Tensor, shape (…, k). radius : float, ρ. Returned: shape (…).
 
     Examples
@@ -332,7 +333,7 @@ def normalised_upper(attention: Attention, norm: Normalisation, *, n: int) -> fl
     n = check_count("n", n)
     found = normalised_reach(attention, norm)
     attention, gain, _, root = _checked(attention, norm)
-    given = (attention.mask, attention.bias, attention.log_weights)
+    given = (attention.mask, attention.bias, attention.log_weights, attention.window)
     log_columns = [math.log(n)] * attention.heads
     if not attention.causal and all(table is None for table in given):
         log_columns = [

@@ -32,7 +32,7 @@ __all__ = [
 
 MIME_TYPE = "application/vnd.lipcore.claim+json"
 CHECKED_TYPE = "application/vnd.lipcore.checked+json"
-STATUSES = ("proved", "checked", "fails", "open")  # from the strongest down
+STATUSES = ("enclosed", "proved", "checked", "fails", "open")  # from the strongest down
 SOURCES = ("paper", "book")  # or the key of a work in the bibliography
 RATIO_TOLERANCE = 1e-9  # relative rounding error allowed to a ratio that should not pass 1
 
@@ -56,8 +56,9 @@ class Claim:
     source : str
         ``"paper"``, ``"book"``, or the key of a work in the bibliography such as ``"yudin2025"``.
     status : str
-        ``"proved"`` (proof on the page, and checked), ``"checked"`` (numerically only), ``"fails"``
-        (a witness contradicts it) or ``"open"``.
+        ``"proved"`` (proof on the page, and checked), ``"enclosed"`` (proved, and the numbers that
+        the statement or its proof rests on are enclosed in intervals by the tests), ``"checked"``
+        (numerically only), ``"fails"`` (a witness contradicts it) or ``"open"``.
     ratio : float, optional
         Largest value seen of what should not pass 1: truth over an upper bound, or a lower bound
         over the truth.
@@ -70,8 +71,8 @@ class Claim:
     Raises
     ------
     ValueError
-        If a field has no meaning, if the ratio is not a finite number ≥ 0, if a proved or checked
-        claim has a ratio above 1, or if a claim that fails comes without a witness.
+        If a field has no meaning, if the ratio is not a finite number ≥ 0, if a claim that neither
+        fails nor is open has a ratio above 1, or if a claim that fails comes without a witness.
 
     Examples
     --------
@@ -270,7 +271,7 @@ def _check_ratio(item: Claim) -> None:
     ratio = float(item.ratio)
     if not 0 <= ratio < math.inf:
         raise ValueError(f"claim {item.key!r}: ratio must be a finite number ≥ 0, got {ratio}")
-    if item.status in ("proved", "checked") and ratio > 1 + RATIO_TOLERANCE:
+    if item.status not in ("fails", "open") and ratio > 1 + RATIO_TOLERANCE:
         raise ValueError(
             f"claim {item.key!r} is said to be {item.status}, "
             f"but a ratio of {ratio:.10g} contradicts it"

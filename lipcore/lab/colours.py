@@ -95,6 +95,7 @@ ROLES = {
     "smollm2": Role(*_ORANGE, "SmolLM2", "models", marker="^"),
     "vit": Role(*_GREEN, "ViT", "models", marker="s"),
     "whisper": Role(*_PURPLE, "Whisper", "models", marker="D"),
+    "enclosed": Role(*_PURPLE, "constant enclosed", "claims"),
     "first": Role(*_BLUE, "first of a series", "series"),
     "second": Role(*_ORANGE, "second of a series", "series"),
     "third": Role(*_GREEN, "third of a series", "series"),

@@ -236,6 +236,40 @@ def random_search(
     return _search(model, layer, ids, propose, copies, evaluations, batch, progress)
 
 
+def random_sequences(
+    model: LanguageModel,
+    layer: int,
+    n: int,
+    *,
+    evaluations: int,
+    batch: int = 16,
+    allowed: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    progress: bool = True,
+) -> SearchResult:
+    """The roughest of ``evaluations`` sequences whose tokens are drawn uniformly.
+
+    Parameters
+    ----------
+    n : int
+        Tokens in a sequence.
+    model, layer, evaluations, batch, allowed, generator, progress
+        Those of :func:`guided_search`.
+
+    Returns
+    -------
+    SearchResult
+    """
+    tokens = _check_allowed(model, allowed).nonzero()[:, 0]
+    generator = generator or torch.Generator().manual_seed(0)
+    shape = (check_count("evaluations", evaluations), check_count("n", n))
+    drawn = tokens[torch.randint(len(tokens), shape, generator=generator)]
+    f = model.attention(layer)
+    parts = tqdm(drawn.split(check_count("batch", batch)), leave=False, disable=not progress)
+    values = torch.cat([evaluate(model, layer, part, f) for part in parts]).double()
+    return SearchResult(drawn[values.argmax()], values.max().item(), values.cummax(0).values)
+
+
 def _search(
     model: LanguageModel,
     layer: int,

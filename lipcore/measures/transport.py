@@ -149,16 +149,22 @@ def _plan_of_costs(a: np.ndarray, b: np.ndarray, distances: np.ndarray, p: float
     largest = distances.max()
     cost = (distances / largest) ** p if largest > 0 else np.zeros_like(distances)
     plan, value, gap = _plan_and_gap(a, b, cost, cap=1.0)
-    if gap <= DUALITY_GAP * value or value <= 0:
+    # A gap far below zero, too, says that the digits are lost.
+    if abs(gap) <= DUALITY_GAP * value or value <= 0:
         return plan
     # Digits of short ways are lost to far points. Ways far longer than the longest in use do not
     # matter: they may cost less than they do, which a bound from below allows; but if they become
     # so cheap that they are used, they must cost more.
-    cap = 2 * cost[plan > 0].max()
-    rounding = cap * sum(cost.shape) * np.finfo(float).eps
+    # Masses that are no more than the rounding of the sums of weights may be sent anywhere: they
+    # are not counted, since on a long way they can cost more than all others on short ones.
+    least = sum(cost.shape) * np.finfo(float).eps
+    cap = 2 * cost[plan > least].max()
+    if cap == 0:
+        return np.where(plan > least, plan, 0)
+    rounding = cap * least
     while True:
-        plan, value, gap = _plan_and_gap(a, b, cost, cap=cap)
-        if gap <= DUALITY_GAP * value + rounding:
+        plan, value, gap = _plan_and_gap(a, b, cost, cap=cap, least=least)
+        if abs(gap) <= DUALITY_GAP * value + rounding:
             return plan
         if cap >= 1:
             raise RuntimeError(
@@ -169,13 +175,17 @@ def _plan_of_costs(a: np.ndarray, b: np.ndarray, distances: np.ndarray, p: float
 
 
 def _plan_and_gap(
-    a: np.ndarray, b: np.ndarray, cost: np.ndarray, *, cap: float
+    a: np.ndarray, b: np.ndarray, cost: np.ndarray, *, cap: float, least: float = 0.0
 ) -> tuple[np.ndarray, float, float]:
-    """Plan of POT for min(cost, cap), what it costs, and how far that may be above the least."""
+    """Plan of POT for min(cost, cap), what it costs, and how far that may be above the least.
+
+    Masses up to ``least`` are left out.
+    """
     capped = np.minimum(cost, cap)
     plan, log = _pot().emd(a, b, capped / cap, numItermax=10**8, log=True)
     if log["warning"] is not None:
         raise RuntimeError(f"wasserstein: POT found no optimal plan: {log['warning']}")
+    plan = np.where(plan > least, plan, 0)
     # Σ a_i min_j (c_ij − v_j) + Σ b_j v_j is at most the cost of every plan, whatever v is.
     v = cap * log["v"]
     value = (plan * cost).sum()

@@ -6,15 +6,19 @@ positions. What there can be is few; each is tried against what the module itsel
 
 from __future__ import annotations
 
-import dataclasses
+import copy
+import inspect
 import itertools
+import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from lipcore.attention import Attention
+from lipcore.gates import head_outputs
 from lipcore.models.capture import Call, Captured, captured, record, slow_path
 from lipcore.models.structure import is_attention, norm_role, projections
 
@@ -23,7 +27,8 @@ TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-6}
 #: Masks of transformers hide keys by the least number of their precision.
 _HIDDEN = -1e4
 _TOKENS = 5
-_ENTRIES = 2**23  # attention weights that are worked out at a time
+#: Attributes of modules that do not see all keys, however these are masked.
+_OWN_WINDOW = re.compile(r"(?<!sliding_)window|chunk|dilat|block_size", re.I)
 
 
 def from_module(module: nn.Module, *args, **inputs) -> Attention:
@@ -36,8 +41,8 @@ def from_module(module: nn.Module, *args, **inputs) -> Attention:
         attention class of transformers or of one's own with projections under usual names.
     *args, **inputs
         What the module is called with: tokens, masks, positions. Left out, random tokens, with a
-        causal mask if the module is marked causal, and with the positions of its config; a window
-        that the model makes is then not there.
+        causal mask if the module is marked causal, with the positions of its config, and with its
+        sliding window, whose width is that of the masks that its library makes for it.
 
     Returns
     -------
@@ -66,14 +71,14 @@ def from_module(module: nn.Module, *args, **inputs) -> Attention:
     if not is_attention(module):
         expected = "an attention module, with query, key and value projections"
         raise ValueError(f"module: expected {expected}, got {type(module).__name__}")
-    causal = False
-    if not args and not inputs:
-        causal = bool(getattr(module, "is_causal", False))
-        (call,) = _run_alone(module, causal)
-    else:
+    if args or inputs:
         (call,) = record(module, [""], *args, **inputs)
+        return read(captured(call))
+    causal = _is_causal(module)
+    window, mask = _window(module, causal)
+    (call,) = _run_alone(module, mask)
     found = read(captured(call))
-    return dataclasses.replace(found, mask=None, causal=True) if causal else found
+    return found if mask is None else replace(found, mask=None, causal=causal, window=window)
 
 
 def read(fn: Captured) -> Attention:
@@ -106,12 +111,8 @@ def _agree(attention: Attention, X: Tensor, Y: Tensor) -> bool:
 
 def _output_of(attention: Attention, X: Tensor) -> Tensor:
     """The layer's output, some rows at a time, in memory linear in n."""
-    queries, keys, values = attention.project(attention.check_input(X))
-    n = X.shape[-2]
-    height = max(1, _ENTRIES // queries[..., 0].numel())
-    rows = [slice(start, min(start + height, n)) for start in range(0, n, height)]
-    parts = [attention.row_weights(queries, keys, part) @ values for part in rows]
-    return attention.join_heads(torch.cat(parts, dim=-2), bias=True)
+    heads = head_outputs(attention, X)
+    return attention.join_heads(attention.gated(heads, X), bias=True)
 
 
 def _candidates(module: nn.Module, fn: Captured) -> Iterator[Attention]:
@@ -122,7 +123,6 @@ def _candidates(module: nn.Module, fn: Captured) -> Iterator[Attention]:
         return
     sinks = getattr(module, "sinks", None)
     options = {} if sinks is None else {"sinks": sinks.detach().to(fn.X)}
-    options |= _norms(module)
     cap = _number(module, "attn_logit_softcapping", "softcap", "logit_softcapping")
     options |= {"softcap": float(cap)} if cap else {}
     tables = [*_tables(fn, heads)]
@@ -131,18 +131,36 @@ def _candidates(module: nn.Module, fn: Captured) -> Iterator[Attention]:
         scales = [_number(module, "scaling", "scale", "softmax_scale", "norm_factor"), k**-0.5, 1.0]
         scales = list(dict.fromkeys(scale for scale in scales if scale is not None))
         turned = [*_turned(parts, fn)]
-        for (weights, factor), table, scale in itertools.product(turned, tables, scales):
+        for (weights, factor, order), table, scale in itertools.product(turned, tables, scales):
+            given = options | table | _norms(module, order)
             try:
-                yield Attention(**weights, **table, **options, scale=float(scale) * factor)
+                yield Attention(**weights, **given, scale=float(scale) * factor)
             except (ValueError, TypeError):  # shapes that do not fit: not this reading
                 continue
 
 
-def _norms(module: nn.Module) -> dict[str, nn.Module]:
+class _Reordered(nn.Module):
+    """A norm of vectors whose entries stand in another order."""
+
+    def __init__(self, norm: nn.Module, order: Tensor) -> None:
+        super().__init__()
+        self.norm = norm
+        self.register_buffer("order", order)
+        self.eval()
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        return self.norm(vectors[..., self.order.argsort()])[..., self.order]
+
+
+def _norms(module: nn.Module, order: Tensor | None) -> dict[str, nn.Module]:
     """What the module normalises each head's queries and keys with."""
     children = dict(module.named_children())
-    found = {name: norm_role(name) for name in children}
-    return {f"{role}_norm": children[name] for name, role in found.items() if role is not None}
+    found = {norm_role(name): child for name, child in children.items()}
+    return {
+        f"{role}_norm": norm if order is None else _Reordered(norm, order)
+        for role, norm in found.items()
+        if role is not None
+    }
 
 
 def _number(module: nn.Module, *names: str):
@@ -172,8 +190,8 @@ def _weights(module: nn.Module, heads: int, key_heads: int) -> Iterator[dict[str
     single = [found[name] for name in ("query", "key", "value")]
     if all(len(children) == 1 for children in single):
         pairs = [_matrix(children[0]) for children in single]
-        for output in outputs:
-            yield _parts(*zip(*pairs, strict=True), counts) | output
+        for parts, output in itertools.product(_separate(pairs, counts), outputs):
+            yield parts | output
     if len(found["fused"]) == 1:
         weight, bias = _matrix(found["fused"][0])
         for order in _orders(len(weight), heads, key_heads):
@@ -193,6 +211,19 @@ def _orders(size: int, heads: int, key_heads: int) -> Iterator[list[Tensor]]:
     yield [part.flatten() for part in rows.split([heads, key_heads, key_heads])]
     groups = rows.reshape(key_heads, heads // key_heads + 2, k)
     yield [groups[:, :-2].flatten(), groups[:, -2].flatten(), groups[:, -1].flatten()]
+
+
+def _separate(pairs: list, counts: tuple[int, ...]) -> list[dict[str, Tensor | None]]:
+    """Queries, keys and values of three projections; twice as many queries are half gates."""
+    heads, key_heads, _ = counts
+    (query, bias), (key, _), _ = pairs
+    if len(query) * key_heads != 2 * len(key) * heads:
+        return [_parts(*zip(*pairs, strict=True), counts)]
+    query, gate = _per_head(query, heads).chunk(2, dim=1)
+    bias, gate_bias = (None, None) if bias is None else _per_head(bias, heads).chunk(2, dim=1)
+    queries = query.flatten(0, 1), None if bias is None else bias.flatten()
+    gates = {"gate": gate.contiguous(), "gate_bias": gate_bias}
+    return [_parts(*zip(queries, *pairs[1:], strict=True), counts) | gates]
 
 
 def _matrix(child: nn.Module) -> tuple[Tensor, Tensor | None]:
@@ -271,16 +302,17 @@ def _readings(table: Tensor, fn: Captured, heads: int) -> Iterator[dict]:
         yield {"bias": table.masked_fill(hidden, -torch.inf), "causal": causal}
 
 
-def _turned(parts: dict, fn: Captured) -> Iterator[tuple[dict, float]]:
+def _turned(parts: dict, fn: Captured) -> Iterator[tuple[dict, float, Tensor | None]]:
     """Weights with rotary frequencies, in the order of dimensions that an Attention has.
 
     Rotary positions come in as (cos, sin), (…, n, r): r of the k dimensions turn, in pairs
     (s, s + r/2) or (2s, 2s + 1). The pairs of an Attention are (s, s + k/2), and those that do not
-    turn have frequency zero. What cos and sin are multiplied by goes into the scale.
+    turn have frequency zero. What cos and sin are multiplied by goes into the scale. The order
+    comes last, unless it is that of the module.
     """
     pairs = fn.call.arguments().get("position_embeddings")
     if not isinstance(pairs, tuple | list) or len(pairs) != 2:
-        yield parts, 1.0
+        yield parts, 1.0, None
         return
     cos, sin = (part.reshape(-1, *part.shape[-2:])[0].double() for part in pairs)
     k = parts["query"].shape[1]
@@ -291,6 +323,7 @@ def _turned(parts: dict, fn: Captured) -> Iterator[tuple[dict, float]]:
     angles = torch.atan2(sin, cos)
     step = angles[1] - angles[0] if len(angles) > 1 else 0 * angles[0]
     turning = torch.arange(r)
+    whole = torch.arange(k)
     for first, second, omega in (
         (turning[: r // 2], turning[r // 2 :], step[: r // 2]),
         (turning[::2], turning[1::2], step[::2]),
@@ -305,13 +338,102 @@ def _turned(parts: dict, fn: Captured) -> Iterator[tuple[dict, float]]:
             for name, x in parts.items()
         }
         rotary = torch.cat([omega, omega.new_zeros(len(rest[0]))]).to(parts["query"])
-        yield reordered | {"rotary": rotary}, factor
+        yield (
+            reordered | {"rotary": rotary},
+            factor,
+            None if bool((order == whole).all()) else order,
+        )
 
 
-def _run_alone(module: nn.Module, causal: bool) -> list[Call]:
-    """A run of a module on tokens of its own size."""
+def _is_causal(module: nn.Module) -> bool:
+    """Whether a module alone is causal; ValueError where it does not know, or reads a memory."""
+    kind = type(module).__name__
+    causal = bool(getattr(module, "is_causal", False))
+    is_told = {"is_causal", "is_decoder"} & {*inspect.signature(type(module).__init__).parameters}
+    reads_memory = getattr(module, "is_decoder", False) and not causal
+    cure = "pass what it is called with in its model"
+    if reads_memory or "cross" in kind.lower() or getattr(module, "is_cross_attention", False):
+        raise ValueError(f"module: expected self-attention, got {kind} that reads a memory: {cure}")
+    sees_images = hasattr(getattr(module, "config", None), "patch_size")
+    if not (causal or is_told or sees_images) and "create_causal_mask" in _home(module):
+        what = f"{kind}, which models call both with and without a causal mask"
+        raise ValueError(f"module: expected one that says whether it is causal, got {what}: {cure}")
+    return causal
+
+
+def _window(module: nn.Module, causal: bool) -> tuple[int | None, Tensor | None]:
+    """A module's sliding window, and who sees whom among a few tokens, (tokens, tokens), or None.
+
+    What a window of transformers includes is a matter of the masks that the model makes. They are
+    made here with the window set to two, which tells how the true one is to be read.
+    """
+    places = torch.arange(_TOKENS)
+    behind = places[:, None] - places
+    size = _declared_window(module)
+    if size is None:
+        return None, behind >= 0 if causal else None
+    kind = "causal" if causal else "bidirectional"
+    names = ("create_sliding_window_causal_mask", "create_bidirectional_sliding_window_mask")
+    make = _home(module).get(names[0] if causal else names[1])
+    if make is not None:
+        config = copy.deepcopy(module.config)
+        config.sliding_window = 2
+        config._attn_implementation = "eager"
+        required = [*inspect.signature(make).parameters.values()]
+        given = {p.name: None for p in required if p.default is p.empty and p.kind != p.VAR_KEYWORD}
+        given |= {p.name: False for p in required if p.name.startswith("allow_is_")}
+        tokens = torch.zeros(1, _TOKENS, 1)
+        mask = make(**given | {"config": config, "inputs_embeds": tokens})[0, 0]
+        mask = mask if mask.dtype == torch.bool else mask > _HIDDEN
+        for more in (0, 1):
+            seen = (behind.abs() < 2 + more) & (behind >= 0 if causal else True)
+            declared = getattr(module, "sliding_window", size + more)
+            if torch.equal(mask.cpu(), seen) and declared in (None, size + more):
+                return size + more, seen
+    what = f"a {kind} window of {size} whose masks are made elsewhere"
+    cure = "pass what it is called with in its model, or measure the model: lipcore.measure"
+    raise ValueError(f"module: expected one whose window is known, got {what}: {cure}")
+
+
+def _declared_window(module: nn.Module) -> int | None:
+    """The size of its window that a module, or the config for its layer, declares."""
+    own = [name for name, x in vars(module).items() if _OWN_WINDOW.search(name) and x is not None]
+    if own or getattr(module, "attention_type", None) == "local":
+        what = f"one that makes a window itself ({', '.join(own) or 'attention_type'})"
+        raise ValueError(f"module: expected one whose keys are known, got {what}")
+    config = getattr(module, "config", None)
+    kind = _layer_type(module)
+    size = getattr(config, "sliding_window", None)
+    if getattr(module, "sliding_window", size) is None or kind == "full_attention":
+        return None
+    if getattr(config, "attention_chunk_size", None) is not None or kind == "chunked_attention":
+        what = "attention in chunks, whose masks the model makes"
+        raise ValueError(f"module: expected one whose keys are known, got {what}: pass them")
+    if kind is None and getattr(config, "layer_types", None) is not None:
+        cure = "pass what it is called with in its model"
+        raise ValueError(f"module: expected one that says whether it has a window: {cure}")
+    return size
+
+
+def _layer_type(module: nn.Module) -> str | None:
+    """Of which kind a layer is, in models whose layers are of several kinds."""
+    kinds = getattr(getattr(module, "config", None), "layer_types", None)
+    place = getattr(module, "layer_idx", None)
+    found = getattr(module, "layer_type", None)
+    if isinstance(found, str) or kinds is None or not isinstance(place, int):
+        return found if isinstance(found, str) else None
+    return kinds[place]
+
+
+def _home(module: nn.Module) -> dict:
+    """What stands in the file that defines a module's class."""
+    return vars(sys.modules[type(module).__module__])
+
+
+def _run_alone(module: nn.Module, mask: Tensor | None) -> list[Call]:
+    """A run of a module on tokens of its own size, with a mask of who sees whom."""
     try:
-        args, inputs = _example(module, causal)
+        args, inputs = _example(module, mask)
         return record(module, [""], *args, **inputs)
     except (TypeError, RuntimeError, AttributeError, IndexError, AssertionError) as error:
         reason = " ".join(str(error).split())[:200]
@@ -319,8 +441,8 @@ def _run_alone(module: nn.Module, causal: bool) -> list[Call]:
         raise ValueError(f"module: cannot be run on tokens alone ({reason}): {cure}") from error
 
 
-def _example(module: nn.Module, causal: bool) -> tuple[tuple, dict]:
-    """Arguments to call a module with: random tokens, a causal mask, positions."""
+def _example(module: nn.Module, mask: Tensor | None) -> tuple[tuple, dict]:
+    """Arguments to call a module with: random tokens, a mask, positions."""
     like = next(module.parameters())
     d = _number(module, "embed_dim", "hidden_size", "embedding_size", "dim", "d_model", "n_embd")
     if d is None:
@@ -330,15 +452,15 @@ def _example(module: nn.Module, causal: bool) -> tuple[tuple, dict]:
         X = X if module.batch_first else X.transpose(0, 1)
         return (X, X, X), {}
     inputs = {}
-    if causal:
-        ones = torch.ones(_TOKENS, _TOKENS, dtype=torch.bool, device=X.device)
-        least = torch.finfo(X.dtype).min
-        inputs["attention_mask"] = X.new_zeros(ones.shape).masked_fill(ones.triu(1), least)[
-            None, None
-        ]
-    home = vars(sys.modules[type(module).__module__])
-    rotary = [x for name, x in home.items() if name.endswith("RotaryEmbedding")]
+    if mask is not None:
+        table = X.new_zeros(1, 1, _TOKENS, _TOKENS)
+        hidden = ~mask.to(X.device)
+        inputs["attention_mask"] = table.masked_fill(hidden, torch.finfo(X.dtype).min)
+    rotary = [x for name, x in _home(module).items() if name.endswith("RotaryEmbedding")]
     if rotary and hasattr(module, "config"):
         positions = torch.arange(_TOKENS, device=X.device)[None]
-        inputs["position_embeddings"] = rotary[0](module.config).to(X.device)(X, positions)
+        turn = rotary[0](module.config).to(X.device)
+        kinds = "layer_type" in inspect.signature(turn.forward).parameters
+        of_layer = {"layer_type": _layer_type(module)} if kinds else {}
+        inputs["position_embeddings"] = turn(X, positions, **of_layer)
     return (X,), inputs

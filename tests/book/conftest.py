@@ -84,7 +84,7 @@ print("value", VALUE)
 ```{code-cell} python3
 :tags: [remove-input]
 from lipcore.lab.claims import checked, claim
-claim("growth", "The norm is at most $2\\sqrt{n}$.", source="paper", status="proved",
+claim("growth", "The norm is at most $2\\sqrt{n}$.", source="paper", status="enclosed",
       ratio=[0.25, 0.5], theorem="thm-growth")
 ```
 

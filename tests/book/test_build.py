@@ -234,7 +234,7 @@ def tree(book, page: str) -> HtmlElement:
 
 def test_the_scoreboard_shows_every_claim(book):
     board = (book.html / "book" / "scoreboard.html").read_text(encoding="utf8")
-    assert "3 claims: 1 proved, 1 checked, 1 fails." in board
+    assert "3 claims: 1 enclosed, 1 checked, 1 fails." in board
     assert "\\(2\\sqrt{n}\\)" in board and "0.5" in board
     assert 'href="../notebooks/one.html#claim-growth"' in board
     assert 'id="claim-growth"' in (book.html / "notebooks" / "one.html").read_text(encoding="utf8")
@@ -245,11 +245,14 @@ def test_the_proofs_say_what_rests_on_what(book):
     picture = next(tree(book, "book/scoreboard").iter("svg"))
     links = list(picture.iter("a"))
     assert [(link.get("href"), link.get("class")) for link in links] == [
-        ("../notebooks/one.html#thm-growth", "is-proved"),
+        ("../notebooks/one.html#thm-growth", "is-enclosed"),
         ("../notebooks/two.html#thm-decay", "is-checked"),
     ], "in reading order, and none without a claim"
     assert [link.findtext("title") for link in links] == ["Growth", "√n & decay rests on: Growth."]
     assert len(list(picture.iter("path"))) == 1
+    key = next(tree(book, "book/scoreboard").iterfind(".//p[@class='dependencies-key']"))
+    assert key.text_content() == "Frames: enclosed, checked."
+    assert [span.get("class") for span in key.iter("span")] == ["is-enclosed", "is-checked"]
     assert [t.text for t in picture.iter("text") if t.get("class") == "chapter"] == ["One", "Two"]
 
 
@@ -258,7 +261,9 @@ def test_a_claim_stands_in_the_box_of_its_theorem(book):
     theorem = page.get_element_by_id("thm-growth")
     line = theorem.get_element_by_id("claim-growth")
     words = " ".join(line.text_content().split())
-    assert words.startswith("Proved here · closest call seen: 0.5 · Castin et al. ")
+    assert words.startswith(
+        "Proved here, constant enclosed · closest call seen: 0.5 · Castin et al. "
+    )
     links = [link.get("href") for link in line.iter("a")]
     assert [link.split("#")[0] for link in links] == [
         "../book/bibliography.html",

@@ -135,10 +135,44 @@ def claim_faults(text: str, cells) -> list[str]:
     faults = []
     for claim in (c for cell in cells for c in calls(ast.parse(cell.source), "claim")):
         theorem = claim.get("theorem")
-        if theorem is None and claim.get("status") == "proved":
+        if theorem is None and claim.get("status") in ("proved", "enclosed"):
             faults.append(f"a claim that is proved names no theorem; there are {sorted(labels)}")
         if theorem is not None and theorem not in labels:
             faults.append(f"{theorem} is no theorem of this page; there are {sorted(labels)}")
+    return faults
+
+
+# What a statement that belongs to no theorem says where something is held against a bound.
+BOUND = re.compile(r"bound|below|less than|no \$n\$ points|\\\\le(?!ft)")
+
+
+def ratio_faults(cells) -> list[str]:
+    """A ratio is truth over an upper bound or a lower bound over the truth, and nothing else.
+
+    A fitted exponent, a comparison of means or an error over its tolerance is none. Without a
+    theorem the statement itself must name the bound; and no number of the page's own choice, such
+    as a tolerance or a factor 0.99, may stand in the ratio (eighths, which bounds have, may).
+    """
+    calls = [
+        (node, {k.arg: k.value for k in node.keywords})
+        for cell in cells
+        for node in ast.walk(ast.parse(cell.source))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "claim"
+    ]
+    faults = []
+    for call, given in calls:
+        if "ratio" not in given:
+            continue
+        key = ast.unparse(call.args[0])
+        if "theorem" not in given and not BOUND.search(ast.unparse(call.args[1])):
+            faults.append(f"claim {key} has a ratio, but its statement names no bound")
+        faults += [
+            f"claim {key} has the number {node.value} of its own choice in its ratio"
+            for node in ast.walk(given["ratio"])
+            if isinstance(node, ast.Constant)
+            and isinstance(node.value, float)
+            and not (8 * node.value).is_integer()
+        ]
     return faults
 
 
@@ -146,7 +180,7 @@ def faults_of(text: str) -> list[str]:
     """Return what keeps a page from having the form."""
     notebook = jupytext.reads(text, fmt="md:myst")
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    faults = opening_faults(cells) + claim_faults(text, cells)
+    faults = opening_faults(cells) + claim_faults(text, cells) + ratio_faults(cells)
     for number, cell in enumerate(cells, 1):
         faults += [f"cell {number}: {fault}" for fault in cell_faults(cell)]
     return faults
@@ -216,6 +250,14 @@ PLANTED = {
     "thm-one is no theorem": ('theorem="thm-ones"', 'theorem="thm-one"'),
     "the first cell is not visible": ("import torch", ":tags: [remove-input]\n\nimport torch"),
     "imports math, which no visible cell uses": ("import torch", "import math\nimport torch"),
+    "its statement names no bound": (
+        'status="proved", theorem="thm-ones"',
+        'status="checked", ratio=x',
+    ),
+    "the number 0.99 of its own choice": (
+        'theorem="thm-ones"',
+        'theorem="thm-ones", ratio=0.99 / x',
+    ),
     "the second cell is not plumbing": (":tags: [remove-input]\n", ""),
 }
 

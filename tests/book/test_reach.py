@@ -165,3 +165,11 @@ def test_the_names_at_the_top_are_imported_lazily_from_where_the_imports_say():
         for alias in node.names
     }
     assert {name: f"lipcore.{home}" for name, home in homes.items()} == imported
+
+
+def test_an_import_on_a_call_is_followed_from_where_it_is_called():
+    package = Package(ROOT / "lipcore")
+    models = "lipcore.models.modules"
+    assert models not in package.reached_from("from lipcore import Attention")
+    assert models in package.reached_from("from lipcore import Attention as A\nA.from_module(m)")
+    assert models in package.reached_from("from lipcore import from_module")

@@ -60,6 +60,12 @@ CASES = {
     "causal": ({}, {"causal": True}, (6,)),
     "mask": ({}, {"mask": _BAND}, (6,)),
     "causal mask": ({}, {"mask": _BAND, "causal": True}, (6,)),
+    "window": ({"heads": 2}, {"window": 2}, (6,)),
+    "causal window": (
+        {"heads": 2, "k": 4, "q": 3, "biases": _ALL_BIASES},
+        {"window": 3, "causal": True, "rotary": _ROTARY, "mask": _PADDING},
+        (2, 3, 5),
+    ),
     "log-weights": ({}, {"log_weights": _log_weights(0.1, 0.2, 0.3, 0.05, 0.25, 0.1)}, (6,)),
     "massless token": ({}, {"log_weights": _log_weights(0.5, 0.0, 0.3, 0.2)}, (4,)),
     "causal log-weights": (
@@ -126,6 +132,33 @@ BEYOND = {
     ),
     "narrow heads, softcap": ({"d": 20, "heads": 2, "k": 4, "p": 2}, {"softcap": 0.5}, (2, 5)),
 }
+#: Layers whose heads are multiplied by gates that the token decides, or by fixed ones.
+GATED = {
+    "gate per head": ({"heads": 2, "q": 4}, {"gate": _draw(2, 1, 4), "causal": True}, (6,)),
+    "gate per entry, everything": (
+        {"heads": 4, "key_heads": 2, "k": 4, "q": 3, "biases": _ALL_BIASES},
+        {
+            "rotary": _ROTARY,
+            "sinks": _draw(4),
+            "mask": _some(3, 1, 5, 5),
+            "gate": _draw(4, 3, 4),
+            "gate_bias": _draw(4, 3),
+        },
+        (2, 3, 5),
+    ),
+    "gate and softcap": ({"heads": 2}, {"gate": _draw(2, 3, 4), "softcap": 1.5}, (2, 5)),
+    "fixed gates": (
+        {"heads": 4, "key_heads": 2, "q": 3, "biases": _ALL_BIASES},
+        {"gate_bias": _draw(4, 1)},
+        (5,),
+    ),
+    "fixed gates per entry": ({"heads": 2}, {"gate_bias": _draw(2, 3)}, (5,)),
+    "narrow heads, gates": (
+        {"d": 20, "heads": 2, "k": 4, "p": 2},
+        {"gate": _draw(2, 1, 20)},
+        (2, 5),
+    ),
+}
 #: Layers whose rows of weights do not sum to one.
 WITH_SINKS = {
     "sinks": ({"heads": 2, "q": 4}, {"sinks": _draw(2)}, (6,)),
@@ -141,7 +174,7 @@ WITH_SINKS = {
 def build_case(name: str, seed: int = 0) -> types.SimpleNamespace:
     """The named layer: ``kwargs`` of the constructor, ``attention``, ``X`` (…, n, d), ``members``."""
     generator = torch.Generator().manual_seed(seed)
-    sizes, options, shape = (CASES | WITH_SINKS | BEYOND)[name]
+    sizes, options, shape = (CASES | WITH_SINKS | BEYOND | GATED)[name]
     kwargs = _weights(generator, **sizes) | options
     X = torch.randn(*shape, kwargs["query"].shape[-1], generator=generator, dtype=torch.float64)
     case = types.SimpleNamespace(name=name, kwargs=kwargs, attention=Attention(**kwargs), X=X)
@@ -168,9 +201,9 @@ def case(request) -> types.SimpleNamespace:
     return build_case(request.param)
 
 
-@pytest.fixture(params=[*CASES, *WITH_SINKS, *BEYOND])
+@pytest.fixture(params=[*CASES, *WITH_SINKS, *BEYOND, *GATED])
 def every_case(request) -> types.SimpleNamespace:
-    """The same, and layers with sinks, or whose Jacobian is by autodiff."""
+    """The same, and layers with sinks or gates, or whose Jacobian is by autodiff."""
     return build_case(request.param)
 
 

@@ -23,6 +23,7 @@ def loop_attention(kwargs: dict, X: np.ndarray) -> np.ndarray:
         for i in range(n):
             weights = loop_weights(arrays, X, h, g, i)
             row = sum(weights[j] * affine(arrays, "value", g, X[j]) for j in range(n))
+            row = row * gates(arrays, h, X[i])
             concatenated[i, h * len(row) : (h + 1) * len(row)] = row
     if "output" not in arrays:
         return concatenated
@@ -37,6 +38,7 @@ def loop_weights(arrays: dict, X: np.ndarray, h: int, g: int, i: int) -> np.ndar
         visible = not (arrays.get("causal") and j > i) and not (
             "mask" in arrays and not arrays["mask"][h, i, j]
         )
+        visible = visible and abs(i - j) < arrays.get("window", n)
         if visible:
             query = turned(arrays, normed(arrays, "query", affine(arrays, "query", h, X[i])), i)
             key = turned(arrays, normed(arrays, "key", affine(arrays, "key", g, X[j])), j)
@@ -53,6 +55,13 @@ def loop_weights(arrays: dict, X: np.ndarray, h: int, g: int, i: int) -> np.ndar
 def affine(arrays: dict, kind: str, head: int, x: np.ndarray) -> np.ndarray:
     bias = arrays[f"{kind}_bias"][head] if f"{kind}_bias" in arrays else 0.0
     return arrays[kind][head] @ x + bias
+
+
+def gates(arrays: dict, h: int, x: np.ndarray) -> np.ndarray | float:
+    if "gate" not in arrays and "gate_bias" not in arrays:
+        return 1.0
+    moved = arrays["gate"][h] @ x if "gate" in arrays else 0.0
+    return 1 / (1 + np.exp(-moved - (arrays["gate_bias"][h] if "gate_bias" in arrays else 0.0)))
 
 
 def normed(arrays: dict, kind: str, vector: np.ndarray) -> np.ndarray:
@@ -328,9 +337,14 @@ BAD_INPUT = {
         "mask: expected a boolean",
     ),
     "mask not square": (
-        lambda: Attention.from_matrices(EYE, EYE, mask=torch.ones(2, 3).bool()),
+        lambda: Attention.from_matrices(EYE, EYE, mask=torch.ones(2, 3).bool())(torch.ones(2, 2)),
         ValueError,
-        "mask: ",
+        "X: expected 3 tokens as mask has, got 2",
+    ),
+    "mask not square, and causal": (
+        lambda: Attention.from_matrices(EYE, EYE, mask=torch.ones(2, 3).bool(), causal=True),
+        ValueError,
+        r"mask, bias: expected them to be square beside causal=True or a window, got \(2, 3\)",
     ),
     "key of another shape": (
         lambda: Attention(**FOUR | {"key": torch.ones(2, 3, 4)}),
@@ -453,6 +467,30 @@ BAD_INPUT = {
         TypeError,
         "log_weights: .*got list",
     ),
+    "gate of another shape": (
+        lambda: Attention(**FOUR, gate=torch.ones(2, 2, 4)),
+        ValueError,
+        r"gate: expected 1 or 3 numbers for each head, got shape \(2, 2, 4\)",
+    ),
+    "gate_bias of another number of heads": (
+        lambda: Attention(**FOUR, gate_bias=torch.ones(3, 1)),
+        ValueError,
+        r"gate_bias: expected shape \(2, 1\), got \(3, 1\)",
+    ),
+    "three terms of a gate": (
+        lambda: AttentionJacobian(
+            Attention.from_matrices(EYE, EYE, gate=torch.ones(1, 1, 2)), torch.ones(2, 2)
+        ),
+        ValueError,
+        r"attention: expected scores \(A x \+ c\)·x alone, got gate: use .jacobian",
+    ),
+    "keys of other tokens than queries": (
+        lambda: Attention(FOUR["query"], torch.ones(2, 2, 5), torch.ones(2, 3, 5))(
+            torch.ones(3, 4)
+        ),
+        ValueError,
+        "X: expected a layer of one sequence of dimension 4, got keys of tokens of dimension 5: use",
+    ),
     "head out of range": (
         lambda: Attention(**FOUR).head(2),
         IndexError,
@@ -490,6 +528,7 @@ def test_compressed_is_the_same_map(every_case):
             frame.mT @ frame, torch.eye(frame.shape[1], dtype=X.dtype), rtol=0, atol=1e-13
         )
     rows = attention.heads * (2 * attention.query.shape[1] + attention.value.shape[1])
+    rows += 0 if attention.gate is None else attention.gate[..., 0].numel()
     assert g.d == min(attention.d, rows)
     assert g.output_dim == min(attention.output_dim, attention.heads * attention.value.shape[1])
 
@@ -501,7 +540,7 @@ def test_nothing_to_compress(make_case):
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_log_weights_of_long_sequences_make_no_square_array(causal, monkeypatch):
-    monkeypatch.setattr(Attention, "mask_scores_", lambda *_: pytest.fail("an n × n array"))
+    monkeypatch.setattr(torch, "ones", lambda *_, **__: pytest.fail("an n × n array"))
     Attention.from_matrices(EYE, EYE, causal=causal, log_weights=torch.zeros(30))
 
 

@@ -458,6 +458,16 @@ def test_one_pair_among_many_members_is_seen():
         local_lipschitz(fn, drawn(10, 3, 4))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_what_is_hidden_is_seen_among_many_members(dtype):
+    """The first and the last are moved alone; J and its transpose belong together here."""
+    X = drawn(10, 3, 4).to(dtype)
+    with pytest.raises(ValueError, match=r"hides a part from it \(detach\)"):
+        local_lipschitz(lambda x: x + x.detach().sin(), X)
+    with pytest.raises(ValueError, match="do not influence one another"):
+        local_lipschitz(lambda x: x - x.mean(0).detach(), X)
+
+
 def test_members_that_are_independent_only_in_pairs():
     """Of two members each would be moved onto itself: the values say that two are not all."""
     with pytest.raises(ValueError, match="do not influence one another"):

@@ -96,7 +96,8 @@ def test_heads_and_terms_sum_to_sigma(every_case):
     case = every_case
     found = local_lipschitz(case.attention, case.X, tol=1e-10)
     heads, terms = found.by_head(), found.by_term()
-    assert heads.shape == (*found.value.shape, case.attention.heads) and terms.shape[-1] == 3
+    assert heads.shape == (*found.value.shape, case.attention.heads)
+    assert terms.shape[-1] == (3 if case.attention.gate is None else 4)
     torch.testing.assert_close(heads.sum(-1), found.value)
     torch.testing.assert_close(terms.sum(-1), found.value)
 

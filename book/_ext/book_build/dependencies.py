@@ -18,6 +18,8 @@ from sphinx.application import Sphinx
 from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util.docutils import SphinxDirective
 
+from lipcore.lab.claims import STATUSES
+
 from .scoreboard import reading_order
 from .search import plain
 
@@ -93,7 +95,10 @@ def graph(env) -> dict[str, dict]:
     found = {}
     for page in reading_order(env):
         facts = env.metadata[page]
-        status = {claim["theorem"]: claim["status"] for claim in facts.get("claims", [])}
+        status: dict[str, str] = {}
+        for claim in facts.get("claims", []):
+            known = status.get(claim["theorem"], STATUSES[-1])
+            status[claim["theorem"]] = min(known, claim["status"], key=STATUSES.index)
         for label, record in facts.get("theorems", {}).items():
             if label in status:
                 found[label] = {**record, "page": page, "status": status[label]}
@@ -157,6 +162,13 @@ def box(record: dict, corner: Corner, uri: str, rests: str) -> str:
     )
 
 
+def key(theorems: dict[str, dict]) -> str:
+    """Say what the frames of the boxes mean, for the statuses that there are."""
+    there = {record["status"] for record in theorems.values()}
+    frames = [f'<span class="is-{s}">{s}</span>' for s in STATUSES if s in there]
+    return f'<p class="dependencies-key">Frames: {", ".join(frames)}.</p>'
+
+
 class DrawDependencies(SphinxPostTransform):
     """Put the picture in."""
 
@@ -185,7 +197,7 @@ class DrawDependencies(SphinxPostTransform):
         ]
         height = max(y for _, y in corners.values()) + BOX_HEIGHT + BETWEEN
         return (
-            f'<svg class="dependencies" viewBox="-1 0 {WIDTH + 2} {height:.0f}" role="group" '
+            f'{key(theorems)}<svg class="dependencies" viewBox="-1 0 {WIDTH + 2} {height:.0f}" role="group" '
             f'aria-label="What rests on what"><g class="lines">{"".join(lines)}</g>'
             f"{''.join(boxes + heads)}</svg>"
         )

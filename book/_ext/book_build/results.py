@@ -22,7 +22,13 @@ from .scoreboard import maths
 logger = logging.getLogger(__name__)
 
 # What a status of the scoreboard is called beside the statement.
-WORDS = {"proved": "Proved here", "checked": "Checked here", "fails": "Fails", "open": "Open"}
+WORDS = {
+    "enclosed": "Proved here, constant enclosed",
+    "proved": "Proved here",
+    "checked": "Checked here",
+    "fails": "Fails",
+    "open": "Open",
+}
 
 
 class claim_node(nodes.General, nodes.Element):

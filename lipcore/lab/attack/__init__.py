@@ -13,7 +13,8 @@ from tqdm import tqdm
 from lipcore._checks import check_count
 from lipcore.lab._threads import one_thread
 from lipcore.lab.attack.candidates import witness_kim2021_restated, witness_released_compute_bound
-from lipcore.lab.attack.settings import SETTINGS, Outcome
+from lipcore.lab.attack.outcome import Outcome
+from lipcore.lab.attack.settings import SETTINGS
 
 __all__ = ["KNOWN_FAILURES", "TOLERANCE", "Outcome", "Row", "attack", "replay"]
 
@@ -31,7 +32,7 @@ KNOWN_FAILURES: dict[str, tuple[str, Callable[[], float]]] = {
     ),
 }
 #: Problems of each setting for one hundred heads.
-_SHARES = {"head": 100, "lower": 100, "layer": 20, "l2": 20, "softmax": 5}
+_SHARES = {"head": 100, "lower": 100, "layer": 20, "l2": 20, "softmax": 5, "ball": 10}
 
 
 @dataclass(frozen=True)

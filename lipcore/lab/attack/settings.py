@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -18,7 +18,9 @@ from lipcore.adversarial import (
     worst_case_inputs,
 )
 from lipcore.attention import Attention
+from lipcore.lab.attack.ball import ball_setting
 from lipcore.lab.attack.candidates import Candidate, LocalCandidate, closed_forms, local_forms
+from lipcore.lab.attack.outcome import Outcome
 from lipcore.lab.attack.problems import (
     Inputs,
     Problem,
@@ -40,31 +42,6 @@ MOVES = (0.5, 0.1, 0.02)
 #: One problem in so many is also attacked by gradient ascent.
 ASCENT_EVERY = 12
 ASCENT_STEPS = 40
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Largest ratio that one problem gave for one bound.
-
-    Attributes
-    ----------
-    bound, source : str
-    ratio : float
-        Truth over an upper bound, or a lower bound over the truth: at most one if the bound holds.
-    tries : int
-        Inputs at which it was held against the truth.
-    where : str
-        The problem in words.
-    large_a : bool
-        Whether a ≥ 1: at a = 0 attention is an average, and many bounds are equalities.
-    """
-
-    bound: str
-    source: str
-    ratio: float
-    tries: int
-    where: str
-    large_a: bool = True
 
 
 def head_setting(
@@ -212,7 +189,7 @@ def _repeated_tokens(problem: Problem, outcome: Callable[..., Outcome]) -> Itera
         return
     sizes = {"n": problem.n, "radius": problem.radius, "A": problem.A, "V": problem.V}
     largest = problem.norm_v
-    constructions = [("copies_lower", bounds.copies_inputs)]
+    constructions = [("own_lower", bounds.own_inputs), ("copies_lower", bounds.copies_inputs)]
     if _has_balanced_query(problem):
         constructions.append(("torn_lower", bounds.torn_inputs))
         constructions.append(("pulled_lower", bounds.pulled_inputs))
@@ -327,6 +304,7 @@ SETTINGS: dict[str, Callable[[int, int], Iterator[Outcome]]] = {
     "layer": layer_setting,
     "l2": l2_setting,
     "softmax": softmax_setting,
+    "ball": ball_setting,
 }
 
 

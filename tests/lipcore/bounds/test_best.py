@@ -8,9 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lipcore import Attention, bounds
+from lipcore import Attention, bounds, local_lipschitz
 from lipcore.adversarial import ascend
 from lipcore.bounds import best_upper
+from lipcore.bounds.rows import log_seen
 
 F64 = torch.float64
 EYE = torch.eye(2, dtype=F64)
@@ -295,3 +296,69 @@ def test_a_bias_in_single_precision_is_multiplied_in_double():
     assert bounds.score_reach(layer, radius=2.0).item() == pytest.approx(6.0)
     wide = best_upper(attention=layer.to(F64), radius=2.0)
     assert best_upper(attention=layer, radius=2.0) == wide
+
+
+def across(A, V):
+    """max ‖Av‖ ν(Av) over unit v of a fine grid on the plane."""
+    angle = torch.linspace(0, math.pi, 20_001, dtype=F64)
+    image = torch.stack([angle.cos(), angle.sin()], dim=-1) @ A.mT
+    # e ⊥ Av of the same length
+    beside = torch.stack([-image[:, 1], image[:, 0]], dim=-1)
+    return (beside @ V.mT).norm(dim=-1).max().item()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_V_sees_across_bounds_short_inputs(causal):
+    generator = torch.Generator().manual_seed(15)
+    for trial in range(30):
+        M = torch.randn(2, 2, generator=generator, dtype=F64)
+        b = M @ torch.randn(2, generator=generator, dtype=F64)
+        far = torch.randn(1, 2, generator=generator, dtype=F64)
+        A = 1e4 * torch.outer(b, M[0]) + M
+        V = b[None] + (0, 1e-3, 0)[trial % 3] * far
+        V = torch.cat([V, 1e-3 * far]) if trial % 3 == 2 else V
+        norm_v = torch.linalg.matrix_norm(V, 2).item()
+        a = torch.linalg.matrix_norm(A, 2).item()
+        rest = best_upper(A=A, V=V, radius=1.0, n=50, causal=causal) / norm_v - a
+        omega = across(A, V) / norm_v
+        least = math.exp(log_seen(50, math.log(omega)))
+        most = math.exp(log_seen(50, math.log(math.sqrt(2) * omega)))
+        assert least * (1 - 1e-6) <= rest <= most * (1 + 1e-6)
+
+
+def test_on_a_line_the_bound_of_short_inputs_does_not_grow_with_the_keys_factor(truth):
+    one = torch.ones(1, 1, dtype=F64)
+    for a in (1e2, 1e4, 1e8):
+        bound = best_upper(A=a * one, V=one, radius=1.0, n=100)
+        assert bound - a < 10 * (1.36 + 0.36 * math.log(100))
+    generator = torch.Generator().manual_seed(16)
+    X = 2 * torch.rand(500, 4, 1, generator=generator, dtype=F64) - 1
+    X[250:] *= torch.logspace(-4, 0, 250, dtype=F64)[:, None, None]
+    for a in (-30.0, 3.0, 30.0, 300.0):
+        found = truth.of_head(a * one, one, X).max().item()
+        assert found <= best_upper(A=a * one, V=one, radius=1.0, n=4)
+
+
+def test_a_projection_leaves_the_bound_that_asks_what_V_sees():
+    """The bound of a layer multiplies by ‖W_hV_h‖: W may turn what V_h sees, so that it is not used."""
+    one = torch.ones(1, 1, 1, dtype=F64)
+    layer = Attention(one, 1e4 * one, one, output=one[0])
+    alone = Attention(one, 1e4 * one, one)
+    assert best_upper(attention=alone, radius=1.0, n=50) < best_upper(
+        attention=layer, radius=1.0, n=50
+    )
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_window_bounds_every_length(causal):
+    """A key is seen from its window alone, so that n does not matter once it is longer."""
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(3, 2, 2, 3, generator=generator, dtype=torch.float64) / 2
+    layer = Attention(*weights, window=2, causal=causal)
+    every = best_upper(attention=layer, radius=2.0)
+    assert best_upper(attention=layer, n=100, radius=2.0) == every
+    assert best_upper(attention=layer, n=2, radius=2.0) < every or causal
+    for n in (2, 8, 30):
+        X = torch.randn(n, 3, generator=generator, dtype=torch.float64)
+        X = 2 * X / X.norm(dim=-1, keepdim=True)
+        assert float(local_lipschitz(layer, X)) <= best_upper(attention=layer, n=n, radius=2.0)

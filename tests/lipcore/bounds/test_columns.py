@@ -11,7 +11,9 @@ from lipcore.bounds._columns import (
     log_causal_column_sum,
     log_cells,
     log_column_sum,
+    log_cubes,
     log_least_cells,
+    log_voronoi,
 )
 
 F64 = torch.float64
@@ -60,10 +62,37 @@ def test_cells(kind):
         assert log_least_cells(A, radius, below=least + 1e-9) == least
 
 
-def test_least_cells_by_hand():
-    """A = I in dimension 4: the best t is near the rank."""
-    t = torch.linspace(0.01, 20, 20_000, dtype=F64)
-    counts = 4 * torch.log(2 * 100 * 2 / t + 1) + t + 25
-    found = log_least_cells(torch.eye(4, dtype=F64), 10.0, below=math.inf)
-    assert found == pytest.approx(counts.min().item(), abs=1e-6)
-    assert log_cells(torch.eye(4, dtype=F64), 10.0)[1] == pytest.approx(4 * math.log(401) + 26)
+@pytest.mark.parametrize("rank", [4, 9])
+def test_least_cells_by_hand(rank):
+    """A = I: cubes up to rank four, Voronoi cells beyond; the best t is near the rank."""
+    t = torch.linspace(0.01, 30, 30_000, dtype=F64)
+    factor = 2 * min(math.sqrt(rank), 2)
+    counts = rank * torch.log(factor * 100 / t + 1) + t + 25
+    A = torch.eye(rank, dtype=F64)
+    found = log_least_cells(A, 10.0, below=math.inf)
+    assert found == pytest.approx(counts.min().item(), abs=1e-3)
+    assert found >= counts.min().item() - 1e-6
+    expected = rank * math.log(100 * factor + 1) + 26
+    assert log_cells(A, 10.0)[1] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("axes", [(3.0, 3.0), (3.0, 0.5), (4.0, 0.01), (2.0, 1.0, 0.3)])
+def test_voronoi_cells_are_enough(axes):
+    """No set of points in the ellipsoid further apart than t/2 has more points than cells are counted."""
+    generator = torch.Generator().manual_seed(2)
+    axes = torch.tensor(axes, dtype=F64)
+    x = torch.randn(20_000, len(axes), generator=generator, dtype=F64)
+    x = x / x.norm(dim=-1, keepdim=True)
+    inside = torch.rand(len(x), 1, generator=generator, dtype=F64) ** (1 / len(axes))
+    points = axes * x * inside
+    kept = points[:0]
+    for point in points:
+        if len(kept) == 0 or (kept - point).norm(dim=-1).min() > 0.5:
+            kept = torch.cat([kept, point[None]])
+    log_n = log_voronoi(axes.log(), 0.0)
+    assert len(kept) <= math.exp(log_n) < 12 * len(kept)
+    volumes = torch.log1p(4 * axes).sum().item()  # Brunn–Minkowski: no fewer by this proof
+    assert volumes - 1e-12 <= log_n < volumes + math.log(4)
+    assert log_cubes(axes.log(), 0.0) == pytest.approx(
+        torch.log1p(2 * axes * math.sqrt(len(axes))).sum().item()
+    )

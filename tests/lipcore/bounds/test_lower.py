@@ -225,6 +225,7 @@ PAIRS = [
     (bounds.copies_lower, bounds.copies_inputs),
     (bounds.torn_lower, bounds.torn_inputs),
     (bounds.pulled_lower, bounds.pulled_inputs),
+    (bounds.own_lower, bounds.own_inputs),
 ]
 
 
@@ -260,6 +261,55 @@ def test_a_V_that_sees_no_difference_loses_no_power_of_a():
         logs = [lower(log=True, **head) - a for lower, _ in PAIRS]
         assert logs[0] < 0 and logs[1] < math.log(math.sqrt(a))
         assert logs[2] == pytest.approx(math.log(0.124 * a), abs=0.01)
+
+
+def test_one_torn_query_is_of_order_a_from_two_tokens_on(truth):
+    generator = torch.Generator().manual_seed(13)
+    for trial in range(40):
+        d, n = 1 + trial % 3, 2 + trial % 5
+        A, V = torch.randn(2, d, d, generator=generator, dtype=F64)
+        V = V[: 1 + trial % 2]
+        norm_a, norm_v = (torch.linalg.matrix_norm(M, 2).item() for M in (A, V))
+        head = {"A": A, "V": V, "radius": 10.0, "n": n}
+        value = bounds.own_lower(**head)
+        share = 1 / 4 if n == 2 else 2 * ((n - 1) // 2) / n
+        assert value >= norm_v * (share * norm_a * 100 / 2 - 1 / n)
+        X = bounds.own_inputs(A, n, 10.0, V=V)
+        assert value <= truth.of_head(A, V, X[None]).item() * (1 + 1e-9)
+        # no direction w of a fine grid pulls more
+        w = torch.randn(2000, d, generator=generator, dtype=F64)
+        w = w / w.norm(dim=-1, keepdim=True)
+        pulls = (w @ V.mT).norm(dim=-1) * (w @ A).norm(dim=-1)
+        assert value >= share * 100 * pulls.max().item() * (1 - 1e-3) - norm_v / n
+
+
+def test_a_torn_query_without_values_is_an_input_too():
+    assert bounds.own_lower(A=EYE, V=0 * EYE, radius=1.0, n=5) == 0
+    assert bounds.own_inputs(EYE, 5, 1.0, V=0 * EYE).shape == (5, 2)
+    with pytest.raises(ValueError, match="n: expected at least 2"):
+        bounds.own_inputs(EYE, 1, 1.0)
+
+
+def test_a_crowd_is_pulled_part_of_the_way_where_n_is_small():
+    """V = eᵀ with e ⊥ x_1 − x_0, n far below e^g*: all of the way, the crowd would be won over."""
+    A = -100 * torch.diag(torch.tensor([1.0, 0.5], dtype=F64))
+    head = {"A": A, "V": torch.tensor([[0.0, 1.0]], dtype=F64), "radius": 1.0}
+    for n in (100, 10**6, 10**12):
+        assert bounds.pulled_lower(n=n, **head) > 0.1 * math.sqrt(n) * math.log(n)
+
+
+def test_the_bounds_stand_a_bounded_factor_apart_whatever_V_sees():
+    """Also on a line, and where V sees only the direction in which the crowd looks."""
+    generator = torch.Generator().manual_seed(14)
+    for trial in range(18):
+        d = 1 + trial % 3
+        A = torch.randn(d, d, generator=generator, dtype=F64)
+        image = A @ bounds.score_gap(A)[1]
+        V = (torch.eye(d, dtype=F64), image[None], torch.outer(image, image))[trial // 3 % 3]
+        for n in (2, 3, 30, 10**4, 10**12):
+            head = {"A": A, "V": V, "radius": 10 ** (trial / 6), "n": n, "log": True}
+            apart = bounds.best_upper(**head) - bounds.best_lower(**head)
+            assert -1e-9 <= apart < math.log(30)
 
 
 def test_best_lower_takes_the_best_and_stays_below_the_upper_bound():

@@ -9,7 +9,7 @@ import torch
 
 from lipcore.bounds import torn_peak, two_dirac_peak
 from lipcore.bounds._columns import log_column_sum
-from lipcore.bounds.rows import log_rows
+from lipcore.bounds.rows import log_rows, log_seen
 
 
 @pytest.mark.parametrize("a", [0.0, 0.2, 0.5, 0.7, 1.0, 3.0, 50.0])
@@ -77,3 +77,35 @@ def test_peaks_far_out_and_bad_sizes():
         for bad in (-1.0, math.inf):
             with pytest.raises(ValueError, match="a: expected"):
                 peak(bad)
+
+
+def scores_seen(n, generator):
+    """The longest rows of P_j (t_j − t̄) found: random scores, one leader, two camps."""
+    t = torch.randn(4000, n, generator=generator, dtype=torch.float64)
+    t *= torch.linspace(0, 20, 4000, dtype=torch.float64)[:, None]
+    t[2000:, 1:] = 0
+    t[3000:, : n // 2] = t[3000:, :1]
+    P = t.softmax(dim=-1)
+    deviations = P * (t - (P * t).sum(-1, keepdim=True))
+    return deviations.norm(dim=-1).max().item()
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 20, 300])
+def test_what_a_row_sees_of_its_scores(n):
+    """Reached by two tokens, and by a factor √2 at most not by many: M_n itself is reached there."""
+    along = math.expm1(log_seen(n, -math.inf) - math.log(n) / 2)
+    p = torch.linspace(1e-6, 1 - 1e-6, 1_000_001, dtype=torch.float64)
+    M = (p * (1 - p) * (p.logit() + math.log(n - 1))).max().item()
+    assert along == pytest.approx(math.sqrt(2) * M, rel=1e-9)
+    assert M <= (1 + math.log(n)) / 4
+    found = scores_seen(n, torch.Generator().manual_seed(n))
+    assert found <= along * (1 + 1e-9)
+    assert found > 0.999 * (along if n == 2 else M)
+
+
+def test_what_a_row_sees_across():
+    """Two tokens at ±R with weight one half each: Σ P_j²(e·(x_j − m))² = R²/2."""
+    for n, omega in ((2, 3.0), (50, 1e3), (10**9, 0.2)):
+        along = math.exp(log_seen(n, -math.inf))
+        whole = math.exp(log_seen(n, math.log(omega)))
+        assert whole - along == pytest.approx(math.sqrt(n * (0.5**2 + 0.5**2)) * omega, rel=1e-9)

@@ -13,6 +13,7 @@ from lipcore import Attention, bounds
 from lipcore.adversarial import worst_case_inputs
 from lipcore.lab.attack import KNOWN_FAILURES, TOLERANCE, attack, replay
 from lipcore.lab.attack import __main__ as command
+from lipcore.lab.attack.ball import climb
 from lipcore.lab.attack.candidates import Candidate, LocalCandidate
 from lipcore.lab.attack.problems import (
     KINDS,
@@ -219,6 +220,33 @@ def test_every_lower_bound_is_held_against_the_truth(monkeypatch):
     assert {row.bound for row in rows if row.status == "fails"} == names
 
 
+#: Problems in which a tangent error is above nine tenths of its bound: in one norm, in the other.
+CLOSE = (20, 35)
+
+
+def test_certificates_that_are_a_tenth_too_small_are_found(monkeypatch):
+    """Both are nearly reached in either norm, where the tangent decides and where curvature does."""
+    for name in ("change_upper", "tangent_error_upper"):
+        true = getattr(bounds, name)
+        monkeypatch.setattr(
+            bounds, name, lambda *ball, true=true, **norm: 0.9 * true(*ball, **norm)
+        )
+    found = [outcome for index in CLOSE for outcome in SETTINGS["ball"](0, index)]
+    names = ("change_upper", "tangent_error_upper")
+    expected = {f"{name} ({norm})" for name in names for norm in ("frobenius", "token")}
+    assert {outcome.bound for outcome in found if outcome.ratio > 1 + TOLERANCE} == expected
+
+
+def test_climbing_reaches_the_norm_of_a_linear_map():
+    M = _draw(0, 3, 3)
+    best, Y = climb(lambda Y: (Y @ M.mT).flatten(1).norm(dim=1), 0 * _draw(1, 1, 3), 2.0, steps=60)
+    assert best.max().item() == pytest.approx(2 * torch.linalg.matrix_norm(M, 2).item(), rel=1e-6)
+    assert torch.allclose(Y.norm(dim=(1, 2)), 2 * torch.ones(len(Y), dtype=torch.float64))
+    best, Y = climb(lambda Y: Y[:, 0, 0] + Y[:, 1, 1], 0 * _draw(1, 2, 3), 2.0, norm="token")
+    assert best.max().item() == pytest.approx(4.0, rel=1e-3)
+    assert torch.allclose(Y.norm(dim=2), 2 * torch.ones(len(Y), 2, dtype=torch.float64))
+
+
 # --- the whole of it -----------------------------------------------------------------------------
 
 
@@ -243,7 +271,8 @@ def test_every_bound_is_attacked(short_run):
         "CausalAverage", "LargeRadius", "Normalisation", "NormalisedReach", "PreNormJacobian",
         "causal_average_norm", "copies_inputs", "eigen_gamma", "large_radius", "large_radius_error",
         "largest_affine_norm", "layer_norm_radius", "local_terms", "nonnegative_norm_upper",
-        "norm_constants", "normalise", "normalised_reach", "normalised_upper", "pulled_inputs",
+        "norm_constants", "normalise", "normalised_reach", "normalised_upper", "own_inputs",
+        "pulled_inputs",
         "row_moment",
         "score_gap", "score_gap_upper", "score_reach", "torn_inputs", "torn_peak", "two_dirac_peak",
     }  # fmt: skip
@@ -276,7 +305,7 @@ def test_a_failure_prints_a_reproducer_and_returns_one(monkeypatch, capsys):
         yield Outcome("too good", "planted", 1.0 + index, 1, "here")
 
     monkeypatch.setitem(SETTINGS, "head", broken)
-    for name in ("lower", "layer", "l2", "softmax"):
+    for name in ("lower", "layer", "l2", "softmax", "ball"):
         monkeypatch.delitem(SETTINGS, name)
     assert command.main(["--problems", "3", "--quiet"]) == 1
     assert "python -m lipcore.lab.attack --replay head 0 2" in capsys.readouterr().err
@@ -284,7 +313,7 @@ def test_a_failure_prints_a_reproducer_and_returns_one(monkeypatch, capsys):
 
 
 def test_a_known_failure_that_holds_is_a_failure(monkeypatch, capsys):
-    for name in ("lower", "layer", "l2", "head"):
+    for name in ("lower", "layer", "l2", "head", "ball"):
         monkeypatch.delitem(SETTINGS, name)
     monkeypatch.setitem(KNOWN_FAILURES, "mended", ("nowhere", lambda: 0.5))
     assert command.main(["--problems", "1", "--quiet"]) == 1

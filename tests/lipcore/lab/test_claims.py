@@ -32,7 +32,7 @@ def test_the_largest_of_all_ratios_counts(ratios):
     assert make(ratio=ratios).ratio == 0.5
 
 
-@pytest.mark.parametrize("status", ["proved", "checked"])
+@pytest.mark.parametrize("status", ["enclosed", "proved", "checked"])
 def test_a_ratio_above_one_contradicts_the_claim(status):
     with pytest.raises(ValueError, match="contradicts"):
         make(status=status, ratio=[0.2, 1 + 2e-9])

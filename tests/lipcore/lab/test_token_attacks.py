@@ -19,6 +19,7 @@ from lipcore.lab.token_attacks import (  # noqa: E402
     evaluate,
     guided_search,
     random_search,
+    random_sequences,
     token_scores,
 )
 from lipcore.models import LanguageModel  # noqa: E402
@@ -210,6 +211,26 @@ def test_a_round_of_random_search_finds_the_best_of_all_exchanges(model):
     )  # fmt: skip
     assert tuple(found.ids.tolist()) == exchanged(ids, *best)
     assert found.value == pytest.approx(values[best], rel=1e-3)
+
+
+def test_the_roughest_of_uniform_sequences(model, tried):
+    allowed = torch.zeros(VOCABULARY, dtype=torch.bool)
+    allowed[30:34] = True
+    random_sequences(model, 0, 6, evaluations=500, batch=64, allowed=allowed, progress=False)
+    drawn = torch.cat(tried)
+    assert drawn.shape == (500, 6)
+    counts = torch.bincount(drawn.flatten(), minlength=VOCABULARY)
+    assert counts[30:34].sum() == 3000
+    assert ((counts[30:34] - 750).abs() < 5 * 24).all()  # five standard deviations
+
+
+def test_random_sequences_return_the_best(model):
+    found = random_sequences(model, 1, 5, evaluations=20, batch=8, progress=False)
+    tokens = torch.randint(VOCABULARY, (20, 5), generator=torch.Generator().manual_seed(0))
+    values = [dense_constant(model, 1, ids) for ids in tokens]
+    assert found.ids.tolist() == tokens[int(np.argmax(values))].tolist()
+    assert found.value == pytest.approx(max(values), rel=1e-3)
+    assert_allclose(found.history, np.maximum.accumulate(values), rtol=1e-3)
 
 
 def test_random_search_repeats(model):

@@ -270,3 +270,38 @@ def test_transport_ratios_are_ratios_of_frobenius_norms():
         assert ratio <= frobenius * (1 + 1e-9)
         if distance < 1:
             assert ratio == pytest.approx(frobenius, rel=1e-6)
+
+
+def split_and_moved(seed, length):
+    """Points whose masses are split at random, each part moved a little: the plan is known."""
+    generator = torch.Generator().manual_seed(seed)
+    n, d, k = (int(torch.randint(*range_, (1,), generator=generator))
+               for range_ in ((2, 12), (1, 5), (2, 5)))  # fmt: skip
+
+    def draw(sampler, *shape):
+        return sampler(*shape, generator=generator, dtype=torch.float64)
+
+    points, weights, parts = draw(torch.randn, n, d), draw(torch.rand, n), draw(torch.rand, n, k)
+    weights = weights / weights.sum()
+    masses = weights[:, None] * parts / parts.sum(-1, keepdim=True)
+    moves = length * draw(torch.randn, n, k, d)
+    mu = DiscreteMeasure(points, weights)
+    nu = DiscreteMeasure((points[:, None] + moves).flatten(0, 1), masses.flatten())
+    return mu, nu, masses, moves.norm(dim=-1)
+
+
+@pytest.mark.parametrize("p", [1, 2, 3])
+def test_short_moves_of_split_masses(p):
+    """Rounding of the masses, sent far, would cost as much as all of the short moves."""
+    for seed in [*range(40), 178]:
+        for length in (1e-5, 1e-6):
+            mu, nu, masses, moves = split_and_moved(seed, length)
+            expected = (masses * moves**p).sum() ** (1 / p)
+            assert wasserstein(mu, nu, p) == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_masses_that_differ_by_rounding_are_the_same():
+    points = torch.tensor([[0.0], [1.0], [2.0]], dtype=torch.float64)
+    weights = torch.tensor([0.1, 0.2, 0.7], dtype=torch.float64)
+    other = torch.tensor([0.1, 0.2 + 2**-54, 0.7 - 2**-54], dtype=torch.float64)
+    assert wasserstein(DiscreteMeasure(points, weights), DiscreteMeasure(points, other)) < 1e-7

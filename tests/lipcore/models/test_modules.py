@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lipcore import capture, from_module, local_lipschitz
+from lipcore import Attention, capture, from_module, local_lipschitz
 from lipcore.models.capture import captured, record
 from lipcore.models.modules import read
 from lipcore.models.structure import attention_modules
@@ -175,14 +175,109 @@ def test_families(family):
         assert unread == UNREAD[family]
 
 
-@pytest.mark.parametrize("family", ("bert", "vit", "gpt2", "llama", "mistral", "phi", "gpt-oss"))
+#: What a module alone does not know: whether it is causal, its positions, or what it attends to.
+UNKNOWN = dict.fromkeys(RUNS, 0) | {
+    "albert": 2, "deberta-v2": 2, "swin": 3, "t5": 3, "bart": 1, "gpt-neo": 1, "bloom": 2,
+    "clip": 2, "mpt": 2, "falcon": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", RUNS)
 def test_modules_alone(family):
-    """Without the model: a causal module gets its mask, a rotary one its positions."""
+    """Without the model: masks, windows and positions are those of the model, or it is refused."""
     model = tiny_model(family)
+    unknown = 0
     for call in record(model, attention_modules(model), **inputs_of(family)):
-        f = from_module(call.module)
+        try:
+            f = from_module(call.module)
+        except ValueError as error:
+            assert str(error).startswith("module: ") and "\n" not in str(error)
+            unknown += 1
+            continue
         assert f.mask is None
-        assert f.causal == (family not in ("bert", "vit"))
         fn = captured(call)
-        if family not in ("mistral", "gpt-oss"):  # their windows are made by the model
-            torch.testing.assert_close(f(fn.X), fn(fn.X).detach(), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(f(fn.X), fn(fn.X).detach(), rtol=1e-5, atol=1e-5)
+    assert unknown == UNKNOWN[family]
+
+
+LAYER_TYPES = ["sliding_attention", "full_attention"]
+WINDOWS = {
+    "mistral": ("MistralConfig", {"sliding_window": 3}, [3, 3]),
+    "no window": ("MistralConfig", {"sliding_window": None}, [None, None]),
+    "longer than what is tried": ("MistralConfig", {"sliding_window": 7}, [7, 7]),
+    "phi3": ("Phi3Config", {"sliding_window": 3, "pad_token_id": 0}, [3, 3]),
+    "mixtral": ("MixtralConfig", {"sliding_window": 3, "num_local_experts": 2}, [3, 3]),
+    "qwen2": ("Qwen2Config", {"use_sliding_window": True, "sliding_window": 3,
+                              "layer_types": LAYER_TYPES}, [3, None]),
+    "qwen2, unused": ("Qwen2Config", {"use_sliding_window": False, "sliding_window": 3}, [None] * 2),
+    "gemma2": ("Gemma2Config", {"sliding_window": 4, "layer_types": LAYER_TYPES, "head_dim": 4},
+               [4, None]),
+    "gemma3": ("Gemma3TextConfig", {"sliding_window": 3, "layer_types": LAYER_TYPES, "head_dim": 4},
+               [3, None]),
+    "gpt-oss": ("GptOssConfig", {"sliding_window": 3, "layer_types": LAYER_TYPES, "head_dim": 4,
+                                 "num_local_experts": 2, "num_experts_per_tok": 1}, [3, None]),
+    "modernbert": ("ModernBertConfig", {"local_attention": 6, "global_attn_every_n_layers": 2, "num_key_value_heads": 2,
+                                        "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2},
+                   [None, 4]),
+}  # fmt: skip
+SMALL = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
+         "num_key_value_heads": 1, "intermediate_size": 12, "pad_token_id": 0}  # fmt: skip
+
+
+def small_model(name, options):
+    config = getattr(transformers, name)(**SMALL | options)
+    model = transformers.AutoModel.from_config(config, attn_implementation="eager")
+    if hasattr(model, "set_experts_implementation") and "num_local_experts" in options:
+        model.set_experts_implementation("eager")
+    return double(model)
+
+
+@pytest.mark.parametrize("family", WINDOWS)
+def test_windows_of_modules_alone(family):
+    """They are as wide as in the running model, on sequences longer than any that was tried."""
+    name, options, windows = WINDOWS[family]
+    model = small_model(name, options)
+    ids = torch.arange(12).reshape(1, -1) + 3
+    calls = record(model, attention_modules(model), input_ids=ids)
+    found = [Attention.from_module(call.module) for call in calls]
+    assert [f.window for f in found] == windows
+    for f, call in zip(found, calls, strict=True):
+        fn = captured(call)
+        torch.testing.assert_close(f(fn.X), fn(fn.X).detach(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_window_that_nobody_makes_is_refused():
+    class WindowedAttention(OwnAttention):
+        config = transformers.MistralConfig(**SMALL, sliding_window=3)
+
+    with pytest.raises(
+        ValueError, match=r"a bidirectional window of 3 whose masks are made elsewhe"
+    ):
+        from_module(double(WindowedAttention()))
+    module = double(OwnAttention())
+    module.window_size = 4
+    with pytest.raises(ValueError, match=r"one that makes a window itself \(window_size\)"):
+        from_module(module)
+
+
+def test_gates_of_qwen3_next():
+    options = {"head_dim": 4, "layer_types": ["full_attention"] * 2, "num_experts": 0,
+               "decoder_sparse_step": 3}  # fmt: skip
+    model = small_model("Qwen3NextConfig", options)
+    ids = torch.arange(7).reshape(1, -1) + 3
+    calls = record(model, attention_modules(model), input_ids=ids)
+    assert len(calls) == 2
+    for call in calls:
+        fn = captured(call)
+        f = Attention.from_module(call.module)
+        assert f.gate.shape == (2, 4, 8) and f.causal
+        moved = 2 * fn.X
+        torch.testing.assert_close(f(moved), fn(moved).detach(), rtol=1e-5, atol=1e-5)
+        values = [local_lipschitz(map, fn.X, tol=1e-10).value for map in (f, fn)]
+        torch.testing.assert_close(*values, rtol=1e-5, atol=0)
+
+
+def test_it_is_where_one_looks_for_it():
+    module = double(nn.MultiheadAttention(8, 2, batch_first=True))
+    X = draw(2, 3, 8)
+    assert torch.equal(Attention.from_module(module)(X), from_module(module)(X))

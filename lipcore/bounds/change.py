@@ -1,0 +1,343 @@
+r"""How far a layer's output moves when its tokens move a finite step: the certificate.
+
+σ at X says what an infinitely small step does. Over a ball, attention leaves its tangent, and how
+far it can is bounded by what scores can change: explicit numbers at X, row by row.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lipcore._checks import check_number, check_scores
+from lipcore.attention import Attention
+from lipcore.bounds._matrices import covariances, product_norm, square_root
+from lipcore.bounds.best import best_upper
+from lipcore.bounds.layer import check_covered, join_heads, output_roots, rounded_up
+from lipcore.bounds.local import nonnegative_norm_upper
+from lipcore.bounds.normalised import (
+    Normalisation,
+    PreNormJacobian,
+    normalise,
+    standardise,
+)
+from lipcore.masks import mask_scores_
+from lipcore.spectral import local_lipschitz, spectral_norm
+
+#: The σ that the certificate starts from: its confidence, over the start of Lanczos' iteration, and
+#: a tolerance that leaves its upper end within √tol.
+SIGMA = {"probability": 1 - 1e-12, "tol": 1e-7}
+#: Steps in which the way to the rim of the ball is cut, each with its own bound of the curvature.
+STEPS = 16
+NORMS = ("frobenius", "token")
+
+
+def change_upper(
+    attention: Attention,
+    X: Tensor,
+    radius: float,
+    *,
+    norm: str = "frobenius",
+    normalisation: Normalisation | None = None,
+) -> Tensor:
+    r"""Bound of ‖f(Y) − f(X)‖_F over all Y in a ball around X (:prf:ref:`thm-ball`).
+
+    The least of three bounds, with R = ``radius``, or :math:`\sqrt n` times it where every token
+    may move by ``radius``:
+
+    - the tangent and how far f leaves it, :math:`\sigma R` + :func:`tangent_error_upper`, which is
+      :math:`\sigma R` in the limit of small radii;
+    - what rows of weights can do at most (:prf:ref:`prop-ball-rows`), which stops growing in the
+      scores;
+    - :func:`best_upper` of the ball that holds all these Y, times R.
+
+    σ is the upper end that :func:`~lipcore.local_lipschitz` certifies, with probability
+    1 − 10⁻¹² over the start of its iteration; the rest is always true. Any mask, biases, rotary
+    positions and several heads.
+
+    Parameters
+    ----------
+    attention : Attention
+    X : Tensor, shape (…, n, d)
+    radius : float
+    norm : {"frobenius", "token"}
+        Whether :math:`\|Y-X\|_F`, or the move of every single token, is at most ``radius``.
+    normalisation : Normalisation, optional
+        A LayerNorm or RMSNorm N in front: X and Y are then what enters N, and f is f∘N
+        (:prf:ref:`prop-ball-norm`).
+
+    Returns
+    -------
+    Tensor, shape (…)
+
+    Raises
+    ------
+    ValueError, TypeError
+        If X or the normalisation does not fit, the radius is negative or not finite, there is no
+        such norm, or the layer has what no theorem covers (sinks, a softcap, normalised queries).
+
+    Examples
+    --------
+    >>> import torch
+    >>> f = Attention.from_matrices(torch.zeros(2, 2), 3 * torch.eye(2))  # averages, times three
+    >>> round(change_upper(f, torch.randn(4, 2), 0.5).item(), 3)
+    1.5
+    """
+    radius = _check_ball(radius, norm)
+    members = _members(attention, X)
+    _check_normalisation(normalisation, X)
+    found = []
+    for layer, tokens in members:
+        if normalisation is None:
+            found.append(_change(layer, tokens, radius, norm))
+        else:
+            found.append(_change_behind(normalisation, layer, tokens, radius, norm))
+    return rounded_up(torch.stack(found).reshape(X.shape[:-2]), X.dtype)
+
+
+def tangent_error_upper(
+    attention: Attention, X: Tensor, radius: float, *, norm: str = "frobenius"
+) -> Tensor:
+    r"""Bound of ‖f(Y) − f(X) − D_X f[Y − X]‖_F over the ball (:prf:ref:`thm-ball`).
+
+    With it a certificate for any linear map L of the output, such as the logit of a classifier on
+    pooled tokens, is :math:`\|L\,D_Xf\|_2R` + ‖L‖ times this. Always true. Arguments, errors and
+    the shape that is returned are those of :func:`change_upper`; heads add up as
+    :prf:ref:`prop-norm-heads` says.
+
+    Examples
+    --------
+    >>> import torch
+    >>> X = torch.randn(4, 2)
+    >>> tangent_error_upper(Attention.from_matrices(torch.eye(2), torch.eye(2)), X, 0.0).item()
+    0.0
+    """
+    radius = _check_ball(radius, norm)
+    found = [
+        _tangent_error(*_heads_at(layer, tokens), radius, norm)
+        for layer, tokens in _members(attention, X)
+    ]
+    return rounded_up(torch.stack(found).reshape(X.shape[:-2]), X.dtype)
+
+
+def _members(attention: Attention, X: Tensor) -> list[tuple[Attention, Tensor]]:
+    """The layer and its tokens (n, d) for each sequence of the batch, in float64."""
+    check_covered(attention)
+    attention.check_input(X)
+    wide = attention if X.dtype == torch.float64 else attention.to(torch.float64)
+    batch = X.shape[:-2]
+    places = itertools.product(*map(range, batch))
+    return [(wide.members(batch, place), X[place].double()) for place in places]
+
+
+def _check_ball(radius: float, norm: str) -> float:
+    if norm not in NORMS:
+        raise ValueError(f"norm: expected 'frobenius' or 'token', got {norm!r}")
+    return check_number("radius", radius, minimum=0)
+
+
+def _check_normalisation(normalisation: Normalisation | None, X: Tensor) -> None:
+    if normalisation is None:
+        return
+    if not isinstance(normalisation, Normalisation):
+        got = type(normalisation).__name__
+        raise TypeError(f"normalisation: expected a Normalisation, got {got}")
+    if len(normalisation.gain) != X.shape[-1]:
+        expected = f"a gain of {X.shape[-1]} entries as X has"
+        raise ValueError(f"normalisation: expected {expected}, got {len(normalisation.gain)}")
+
+
+def _total(radius: float, n: int, norm: str) -> float:
+    """R: how far all tokens move together."""
+    return radius * math.sqrt(n) if norm == "token" else radius
+
+
+def _change(attention: Attention, X: Tensor, radius: float, norm: str) -> Tensor:
+    """The bound at one X (n, d)."""
+    total = _total(radius, len(X), norm)
+    layer, alone, projected = _heads_at(attention, X)
+    sigma = local_lipschitz(layer, X, **SIGMA).upper
+    tangent = sigma * total + _tangent_error(layer, alone, projected, radius, norm)
+    rows = join_heads(layer, alone.rows_change(radius, norm), projected.rows_change(radius, norm))
+    largest = X.norm(dim=-1).amax().item() + radius
+    ball = best_upper(attention=layer, n=len(X), radius=largest)
+    return torch.stack([tangent, rows, rows.new_tensor(ball * total)]).amin()
+
+
+def _tangent_error(
+    attention: Attention, alone: _Heads, projected: _Heads, radius: float, norm: str
+) -> Tensor:
+    return join_heads(
+        attention, alone.tangent_error(radius, norm), projected.tangent_error(radius, norm)
+    )
+
+
+def _change_behind(
+    normalisation: Normalisation, attention: Attention, X: Tensor, radius: float, norm: str
+) -> Tensor:
+    """The bound at one X (n, d) in front of a normalisation."""
+    Z = normalise(normalisation, X)
+    stretch, bend = _normalisation_moves(normalisation, X, radius)
+    total = _total(radius, len(X), norm)
+    whole = _change(attention, Z, stretch * radius, norm)
+    if not bool(bend.isfinite().all()):
+        return whole
+    composed = PreNormJacobian(normalisation, X, attention)
+    sigma = spectral_norm(composed, **SIGMA).upper
+    bent = radius**2 * (bend.norm() if norm == "token" else bend.amax())
+    inner = local_lipschitz(attention, Z, **SIGMA).upper
+    error = _tangent_error(*_heads_at(attention, Z), stretch * radius, norm)
+    return torch.minimum(whole, sigma * total + inner * bent + error)
+
+
+def _normalisation_moves(
+    normalisation: Normalisation, X: Tensor, radius: float
+) -> tuple[float, Tensor]:
+    """(c, b): a token that moves by ρ ≤ radius moves by cρ behind N, and by b_iρ² off its tangent.
+
+    (:prf:ref:`prop-ball-norm`.)
+    """
+    d = X.shape[-1]
+    gain = normalisation.gain.double().abs().amax()
+    size = standardise(normalisation, X)[1][..., 0]
+    smallest = (size - radius / math.sqrt(d)).clamp(min=math.sqrt(normalisation.eps))
+    stretch = (gain / (size * smallest).sqrt()).amax().item()
+    bend = gain / (math.sqrt(3 * d) * smallest.square())
+    if radius > 0:  # two normalised tokens are never further apart than this
+        stretch = min(stretch, 2 * math.sqrt(d) * gain.item() / radius)
+    return stretch, bend
+
+
+@dataclass(frozen=True, eq=False)
+class _Heads:
+    r"""What the certificate needs of each head and each query at one X.
+
+    log_p : (heads, n, n), log P.
+    value, score : (heads, 1), ‖V‖ and ‖A‖.
+    pull : (heads, n), ‖y_i‖, how strongly the scores of query i follow a key.
+    key_spread, value_spread : (heads, n), κ_i and ν_i, the largest standard deviations of the keys
+        (as scores of a unit query) and of the values under P_i.
+    key_reach, value_reach : (heads, n), D_i and ω_i, the largest distances from their means.
+    """
+
+    log_p: Tensor
+    value: Tensor
+    score: Tensor
+    pull: Tensor
+    key_spread: Tensor
+    value_spread: Tensor
+    key_reach: Tensor
+    value_reach: Tensor
+
+    def tangent_error(self, radius: float, norm: str) -> Tensor:
+        """Σ over the steps of (∫(1 − t)dt)·M at the end of the step, times radius²: (heads,)."""
+        total = 0
+        for step in range(1, STEPS + 1):
+            share = (2 * (STEPS - step) + 1) / (2 * STEPS**2)
+            total = total + share * self._curvature(radius * step / STEPS, norm)
+        return (radius**2 * total).nan_to_num(nan=math.inf, posinf=math.inf)
+
+    def _curvature(self, r: float, norm: str) -> Tensor:
+        """M(r): no second derivative along a unit direction is larger, r away from X: (heads,)."""
+        pull = self.pull + self.score * r
+        growth = self._growth(r, norm)
+        factor = (growth / 2).exp()
+        keys = factor * (self.key_spread + self.score * r)
+        values = factor * (self.value_spread + self.value * r)
+        reach = self.value_reach + self._shift(r, norm) + 2 * self.value * r
+        mixed = 2 * (self.value * keys + self.score * values + reach * keys * pull)  # α
+        others = 2 * self.value * pull + reach * pull.square()  # β
+        own = reach * keys.square()  # γ
+        if norm == "token":
+            return (mixed + others + own).norm(dim=-1)
+        weights = self._weights(growth)
+        mixed = (mixed * weights.amax(-1).sqrt()).amax(-1)
+        others = (others[..., None] * weights).norm(dim=-2).amax(-1)
+        return mixed + others + own.amax(-1)
+
+    def rows_change(self, radius: float, norm: str) -> Tensor:
+        """Own and others' change of weights, row by row, and mixing: (heads,)."""
+        shift = self._shift(radius, norm)
+        if norm == "token":
+            return (shift + self.value * radius).norm(dim=-1)
+        weights = self._weights(self._growth(radius, norm))
+        mixing = nonnegative_norm_upper(weights).clamp(max=math.sqrt(shift.shape[-1]))
+        return shift.norm(dim=-1) + self.value[:, 0] * mixing * radius
+
+    def _growth(self, r: float, norm: str) -> Tensor:
+        """u_i: weights of row i grow by the factor e^u at most."""
+        pull = self.pull + self.score * r
+        if norm == "token":
+            return r * (self.key_reach + 2 * pull)
+        return r * torch.hypot(self.key_reach + pull, pull)
+
+    def _weights(self, growth: Tensor) -> Tensor:
+        """min(1, e^u P), above all weights in the ball."""
+        grown = (self.log_p + growth[..., None]).clamp(max=0).exp()
+        return torch.where(self.log_p > -math.inf, grown, 0)
+
+    def _shift(self, r: float, norm: str) -> Tensor:
+        """μ_i: how far the mean of the values at X moves when the weights change."""
+        pull = self.pull + self.score * r
+        if norm == "token":
+            oscillation = r * (2 * self.key_reach + 2 * pull)
+        else:
+            oscillation = r * torch.hypot(2 * self.key_reach + pull, pull)
+        change = torch.sinh((oscillation / 2).clamp(max=700.0)) * self.value_spread
+        return torch.minimum(change, self.value_reach)
+
+
+def _heads_at(attention: Attention, X: Tensor) -> tuple[Attention, _Heads, _Heads]:
+    """The layer, its heads alone, and the same with W_hV_h in the place of V_h."""
+    queries, keys, values = attention.project(X, value_bias=False)
+    check_scores(queries, keys)
+    scores = mask_scores_(attention, queries @ keys.mT, slice(0, len(X)))
+    log_p = torch.log_softmax(scores, dim=-1)
+    seen, pull, score = _in_scores(attention, queries, keys)
+    key_spread, key_reach = _spread(log_p, seen)
+    parts = {"log_p": log_p, "pull": pull, "score": score[:, None]}
+    parts |= {"key_spread": key_spread, "key_reach": key_reach}
+
+    def with_values(matrices: Tensor, values: Tensor) -> _Heads:
+        spread, reach = _spread(log_p, values)
+        norms = torch.linalg.matrix_norm(matrices, 2)[:, None]
+        return _Heads(value=norms, value_spread=spread, value_reach=reach, **parts)
+
+    alone = with_values(attention.value, values)
+    left = output_roots(attention)
+    if left is None:
+        return attention, alone, alone
+    return attention, alone, with_values(left @ attention.value, values @ left.mT)
+
+
+def _in_scores(attention: Attention, queries: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
+    """Keys as a unit move of a query sees them, ‖y_i‖, ‖A‖: (heads, n, ·), (heads, n), (heads,).
+
+    With rotary positions A depends on both positions: only the norms of Q and K are left.
+    """
+    query = attention.scale * attention.query
+    if attention.rotary is None:
+        seen = keys @ square_root(query.mT).mT
+        pull = (queries @ square_root(attention.key.mT).mT).norm(dim=-1)
+        return seen, pull, product_norm(query, attention.key)
+    norm_q, norm_k = (torch.linalg.matrix_norm(M, 2) for M in (query, attention.key))
+    return norm_q[:, None, None] * keys, norm_k[:, None] * queries.norm(dim=-1), norm_q * norm_k
+
+
+def _spread(log_p: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
+    """Largest standard deviation and largest distance from the mean under each row: (heads, n).
+
+    What rounding may have taken from a variance is added.
+    """
+    P = log_p.exp()
+    points = points - points.mean(-2, keepdim=True)  # centred, covariances lose fewer digits
+    squares = torch.linalg.eigvalsh(covariances(P, points, points))[..., -1].clamp(min=0)
+    rounding = 8 * points.shape[-1] * torch.finfo(P.dtype).eps
+    largest = points.square().sum(-1).amax(-1)[:, None]
+    distances = torch.cdist(P @ points, points, compute_mode="donot_use_mm_for_euclid_dist")
+    reach = torch.where(log_p > -math.inf, distances, 0).amax(-1)
+    return (squares + rounding * largest).sqrt(), reach

@@ -1,0 +1,42 @@
+"""The small tables that are kept with the book, so that its pages need not measure them anew."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import lipcore
+
+
+def stored_file(name: str, command: str) -> Path:
+    """Find a table that is kept with the book: in the repository, or in the installed package.
+
+    Parameters
+    ----------
+    name : str
+        Of the file in ``book/data``.
+    command : str
+        What makes it, for the message if it is missing.
+
+    Returns
+    -------
+    Path
+
+    Raises
+    ------
+    FileNotFoundError
+        If neither the repository nor the installed package has it.
+
+    Examples
+    --------
+    >>> stored_file("sweep.parquet", "make sweep").name
+    'sweep.parquet'
+    """
+    repository = Path(lipcore.__file__).parents[1] / "book" / "data"
+    installed = Path(sys.prefix) / "share" / "lipcore"
+    for place in (repository, installed):
+        if (place / name).is_file():
+            return place / name
+    raise FileNotFoundError(
+        f"{name} is neither in {repository} nor in {installed}: '{command}' makes it"
+    )

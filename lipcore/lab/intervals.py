@@ -1,0 +1,122 @@
+r"""What interval arithmetic says of attention in a ball: baselines for the book's certificate.
+
+Both work on boxes, as neural network verifiers do: :func:`interval_change` propagates intervals
+from layer to layer, :func:`vertex_change` takes the exact range of a weighted mean of values over
+a box of scores, which is attained at a vertex (Davoodi & Rezazadeh 2026). Written anew for layers
+without rotary positions.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lipcore.attention import Attention
+from lipcore.bounds.layer import join_heads, output_roots
+from lipcore.masks import mask_scores_
+
+
+def interval_change(attention: Attention, X: Tensor, radius: float) -> Tensor:
+    """Bound of ‖f(Y) − f(X)‖_F if no token moves further than ``radius``, by intervals alone.
+
+    Queries, keys and values lie in boxes around those at X (n, d); scores, weights and means
+    follow by interval arithmetic.
+
+    Examples
+    --------
+    >>> f = Attention.from_matrices(torch.zeros(2, 2), torch.eye(2))
+    >>> interval_change(f, torch.zeros(3, 2), 1.0).mul(1000).round().item()  # √(3·2)
+    2449.0
+    """
+    _check(attention)
+    q, k, v = attention.project(X, value_bias=False)
+    weights = (attention.scale * attention.query, attention.key, attention.value)
+    dq, dk, dv = (radius * weight.norm(dim=-1)[:, None] for weight in weights)  # (heads, 1, ·)
+    middle = mask_scores_(attention, q @ k.mT, slice(0, len(X)))
+    half = q.abs() @ dk.mT + dq @ k.abs().mT + dq @ dk.mT
+    least, most = _weights(middle - half, middle + half)
+    low = v - dv
+    high = v + dv
+    above = most @ high.clamp(min=0) + least @ high.clamp(max=0)
+    below = least @ low.clamp(min=0) + most @ low.clamp(max=0)
+    mean = torch.softmax(middle, -1) @ v
+    return _joined(attention, torch.maximum(above - mean, mean - below))
+
+
+def vertex_change(attention: Attention, X: Tensor, radius: float) -> Tensor:
+    """The same with scores' boxes from the ball itself, and the exact range of means over them.
+
+    Examples
+    --------
+    >>> f = Attention.from_matrices(torch.zeros(2, 2), torch.eye(2))
+    >>> vertex_change(f, torch.zeros(3, 2), 1.0).mul(1000).round().item()
+    2449.0
+    """
+    _check(attention)
+    q, k, v = attention.project(X, value_bias=False)
+    query = attention.scale * attention.query
+    A = torch.linalg.matrix_norm(attention.key.mT @ query, 2)[:, None, None]
+    from_query = (k @ query).norm(dim=-1)[:, None, :]
+    from_key = (q @ attention.key).norm(dim=-1)[:, :, None]
+    half = radius * (from_query + from_key) + radius**2 * A
+    middle = mask_scores_(attention, q @ k.mT, slice(0, len(X)))
+    mean = torch.softmax(middle, -1) @ v
+    above = largest_mean(middle - half, middle + half, v) - mean
+    below = mean + largest_mean(middle - half, middle + half, -v)
+    mixing = radius * attention.value.norm(dim=-1)[:, None]
+    return _joined(attention, torch.maximum(above, below) + mixing)
+
+
+def largest_mean(low: Tensor, high: Tensor, values: Tensor) -> Tensor:
+    r"""Largest :math:`\sum_j p_j v_j` over softmax weights p of scores in a box.
+
+    It is attained where the scores of the largest values are as high as they can be, and the
+    others as low: n thresholds are tried. low, high : Tensor, (…, m, n); values : Tensor,
+    (…, n, p); returned: shape (…, m, p).
+
+    Examples
+    --------
+    >>> box = torch.tensor([[-1.0, -1.0]])
+    >>> largest_mean(box, -box, torch.tensor([[1.0], [0.0]]))  # σ(2)
+    tensor([[0.8808]])
+    """
+    shift = high.amax(-1, keepdim=True)
+    down = (low - shift).exp()
+    up = (high - shift).exp()
+    found = []
+    for column in values.unbind(-1):  # one coordinate at a time: n thresholds for each row
+        order = column.argsort(dim=-1, descending=True)
+        v = column.gather(-1, order)[..., None, :]
+        index = order[..., None, :].expand(down.shape)
+        raised = up.gather(-1, index)
+        lowered = down.gather(-1, index)
+        mass = raised.cumsum(-1) + lowered.sum(-1, keepdim=True) - lowered.cumsum(-1)
+        sums = lowered * v
+        total = (raised * v).cumsum(-1) + sums.sum(-1, keepdim=True) - sums.cumsum(-1)
+        found.append((total / mass).amax(-1))
+    return torch.stack(found, dim=-1)
+
+
+def _weights(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """Exact range of each softmax weight over a box of scores (…, n)."""
+    shift = high.amax(-1, keepdim=True)
+    down = (low - shift).exp()
+    up = (high - shift).exp()
+    least = down / (down + (up.sum(-1, keepdim=True) - up).clamp(min=0))
+    most = up / (up + (down.sum(-1, keepdim=True) - down).clamp(min=0))
+    return least, most
+
+
+def _joined(attention: Attention, deviation: Tensor) -> Tensor:
+    """‖·‖_F of the layer from the largest deviations (heads, n, p) of its heads."""
+    alone = deviation.flatten(1).norm(dim=1)
+    left = output_roots(attention)
+    if left is None:
+        return join_heads(attention, alone, alone)
+    through = deviation @ left.to(deviation).abs().mT
+    return join_heads(attention, alone, through.flatten(1).norm(dim=1))
+
+
+def _check(attention: Attention) -> None:
+    if attention.rotary is not None or attention.beyond or attention.sinks is not None:
+        raise ValueError("attention: expected plain scores, got rotary, sinks, a softcap or norms")
