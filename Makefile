@@ -36,7 +36,7 @@ $(STAMP): requirements.lock pyproject.toml
 
 weights: $(WEIGHTS)  ## fetch the pretrained weights, photographs and speech (once)
 $(WEIGHTS): $(wildcard lipcore/models/sources.py) | $(STAMP)
-	$(BIN)/lipcore fetch minilm smollm2 vit whisper photos speech
+	$(BIN)/lipcore fetch minilm smollm2 bible vit whisper photos speech
 	@# the first load unpacks weights once; several pages at the same time would each do it
 	$(BIN)/python -c 'from lipcore import models; [models.load(name) for name in ("smollm2", "vit", "whisper")]'
 	@mkdir -p $(BUILD) && touch $@
@@ -86,8 +86,10 @@ check: book  ## open every built page in a browser and check it
 attack: $(STAMP) $(WEIGHTS)  ## try to break every bound, at length
 	$(BIN)/python -m lipcore.lab.attack --output $(BUILD)/attack.json $(ATTACK_FLAGS)
 
-sweep: $(STAMP) $(WEIGHTS)  ## measure what Part III rests on (20 minutes of one core; resumes), store the table
-	OMP_NUM_THREADS=1 $(BIN)/lipcore sweep --plan book/data/sweep.toml --folder $(BUILD)/sweep --export book/data/sweep.parquet $(SWEEP_FLAGS)
+sweep: $(STAMP) $(WEIGHTS)  ## measure what Part III rests on (75 minutes of one core; resumes), store the tables
+	for plan in sweep texts; do \
+	  OMP_NUM_THREADS=1 $(BIN)/lipcore sweep --plan book/data/$$plan.toml --folder $(BUILD)/sweep --export book/data/$$plan.parquet $(SWEEP_FLAGS) || exit; \
+	done
 
 images: $(STAMP) $(WEIGHTS)  ## measure the models of images and of speech (some minutes; resumes), store the table
 	OMP_NUM_THREADS=1 $(BIN)/python -m lipcore.lab.images_and_speech --folder $(BUILD)/images --export book/data/images_and_speech.parquet

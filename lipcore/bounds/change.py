@@ -181,7 +181,7 @@ def _change_behind(
 ) -> Tensor:
     """The bound at one X (n, d) in front of a normalisation."""
     Z = normalise(normalisation, X)
-    stretch, bend = _normalisation_moves(normalisation, X, radius)
+    stretch, bend = _normalisation_moves(normalisation, X, radius, norm)
     total = _total(radius, len(X), norm)
     whole = _change(attention, Z, stretch * radius, norm)
     if not bool(bend.isfinite().all()):
@@ -195,11 +195,11 @@ def _change_behind(
 
 
 def _normalisation_moves(
-    normalisation: Normalisation, X: Tensor, radius: float
+    normalisation: Normalisation, X: Tensor, radius: float, norm: str
 ) -> tuple[float, Tensor]:
-    """(c, b): a token that moves by ρ ≤ radius moves by cρ behind N, and by b_iρ² off its tangent.
+    """(c, b): Y within the radius of X is within c·radius behind N, in the same norm.
 
-    (:prf:ref:`prop-ball-norm`.)
+    A token that moves by ρ ≤ radius is moved by b_iρ² off its tangent (:prf:ref:`prop-ball-norm`).
     """
     d = X.shape[-1]
     gain = normalisation.gain.double().abs().amax()
@@ -207,8 +207,9 @@ def _normalisation_moves(
     smallest = (size - radius / math.sqrt(d)).clamp(min=math.sqrt(normalisation.eps))
     stretch = (gain / (size * smallest).sqrt()).amax().item()
     bend = gain / (math.sqrt(3 * d) * smallest.square())
-    if radius > 0:  # two normalised tokens are never further apart than this
-        stretch = min(stretch, 2 * math.sqrt(d) * gain.item() / radius)
+    if radius > 0:  # a normalised token is at most gain·√d long, and may turn round
+        tokens = len(X) if norm == "frobenius" else 1
+        stretch = min(stretch, 2 * math.sqrt(tokens * d) * gain.item() / radius)
     return stretch, bend
 
 

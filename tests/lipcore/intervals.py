@@ -38,9 +38,14 @@ def above(function, low, high):
     if not slope.is_finite():
         return value.upper() if value.is_finite() else arb.pos_inf()
     if slope > 0 or slope < 0:
-        return function(arb(high if slope > 0 else low)).upper()
-    by_mean = (function(arb(middle)) + slope * (inside - middle)).upper()
+        return _number(function(arb(high if slope > 0 else low)).upper())
+    by_mean = _number((function(arb(middle)) + slope * (inside - middle)).upper())
     return by_mean.min(value.upper()) if value.is_finite() else by_mean
+
+
+def _number(bound):
+    """The bound, or none at all where it is not a number."""
+    return arb.pos_inf() if bound.is_nan() else bound
 
 
 def largest(function, low, high, width):

@@ -1,6 +1,7 @@
 """The certificate in a ball: its formula by plain loops, gradient attacks below it, sharp where it says so."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -383,6 +384,19 @@ def test_behind_a_normalisation_no_move_is_longer_than_the_ellipsoid(make_case):
     N = normalisation("layer", layer.d, eps=0.0)
     found = [change_upper(layer, X, r, norm="token", normalisation=N).item() for r in (1e3, 1e6)]
     assert found[0] == pytest.approx(found[1], rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_all_tokens_may_turn_round_behind_a_normalisation(kind):
+    """Averages of 9 equal tokens, which all go to the other side: the largest change there is."""
+    f = Attention.from_matrices(torch.zeros(4, 4, dtype=F64), torch.eye(4, dtype=F64))
+    X = torch.tensor([[1.0, -1.0, 1.0, -1.0]], dtype=F64).expand(9, 4).contiguous()
+    N = normalisation(kind, 4, eps=1e-9)
+    N = replace(N, gain=torch.ones_like(N.gain))
+    change = (f(normalise(N, X)) - f(normalise(N, -X))).norm()
+    for norm, radius in (("frobenius", 12.001), ("token", 4.001)):
+        bound = change_upper(f, X, radius, norm=norm, normalisation=N)
+        assert 0.99 * bound < change <= bound
 
 
 # --- shapes, precision, bad input -----------------------------------------------------------------

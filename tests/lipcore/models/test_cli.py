@@ -211,7 +211,7 @@ def test_help_and_version(arguments, expected, capsys):
 
 # --- bad input --------------------------------------------------------------------------------
 
-UNKNOWN_TEXT = "text: expected one of pydoc, licences, alice, ag_news, or a text file"
+UNKNOWN_TEXT = "text: expected one of pydoc, licences, code, bible, alice, ag_news, or a text file"
 BAD_ARGUMENTS = [
     ("--layer 2", "layer: expected 0 to 1"),
     ("--layer -1", "layer: expected 0 to 1"),
