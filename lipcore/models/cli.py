@@ -355,10 +355,9 @@ def _models(arguments: argparse.Namespace) -> str:
 
 
 def _add_fetch(commands) -> None:
-    parser = commands.add_parser("fetch", help="download weights into the cache, verified")
-    parser.add_argument(
-        "names", nargs="+", metavar="NAME", help="a model of 'lipcore models', or a text"
-    )
+    parser = commands.add_parser("fetch", help="download weights or data into the cache, verified")
+    what = "a model of 'lipcore models', a text, photos or speech"
+    parser.add_argument("names", nargs="+", metavar="NAME", help=what)
     parser.set_defaults(run=_fetch)
 
 

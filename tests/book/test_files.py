@@ -95,7 +95,7 @@ def test_without_make_and_with_conda_the_same_is_done_as_by_make_lab():
     for command in (
         "--LabApp.default_url=/lab/tree/notebooks",
         "set-default-viewer markdown",
-        "lipcore fetch minilm smollm2",
+        "lipcore fetch minilm smollm2 bible vit whisper photos speech",
     ):
         assert command in recipe and all(command in block for block in by_hand)
 
