@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from scipy import stats
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
@@ -33,22 +34,34 @@ if TYPE_CHECKING:
 Parameters = dict[str, Tensor]
 
 #: Pairs in a sequence, different keys and values, width, heads, dimensions of a head, layers.
-PAIRS, KEYS, VALUES, WIDTH, HEADS, HEAD, LAYERS = 11, 16, 8, 32, 2, 16, 2
-STEPS, BATCH, RATE = 300, 64, 3e-3
+PAIRS = 11
+KEYS = 16
+VALUES = 8
+WIDTH = 32
+HEADS = 2
+HEAD = 16
+LAYERS = 2
+STEPS = 300
+BATCH = 64
+RATE = 3e-3
 #: A penalty is worked out at every fourth step, with four times its weight, on some sequences.
-LAZY, PENALISED = 4, 8
+LAZY = 4
+PENALISED = 8
 #: How accurately σ's singular vectors are known in a penalty, and with them its gradient.
 TOLERANCE = 0.1
 #: Those whose results are reported, and those on which strengths were chosen.
-SEEDS, CHOSEN_ON = (0, 1, 2, 3, 4), (100, 101)
+SEEDS = (0, 1, 2, 3, 4)
+CHOSEN_ON = (100, 101)
 #: A strength is chosen as the first, from smooth to free, that keeps this accuracy.
 ACCURACY = 0.99
 #: Held-out sequences, and those of them on which σ is measured.
-HELD_OUT, MEASURED = 256, 8
+HELD_OUT = 256
+MEASURED = 8
 #: Radii of the attack, all tokens together; a token has a length of about 5.7.
 RADII = (0.5, 1.0, 1.5)
 #: Steps between the losses that are kept, and what makes the file of results.
-EVERY, COMMAND = 20, "make training"
+EVERY = 20
+COMMAND = "make training"
 
 
 class Method(NamedTuple):
@@ -93,7 +106,8 @@ def sequences(generators: Sequence[torch.Generator], count: int) -> tuple[Tensor
     (torch.Size([1, 3, 12, 32]), torch.Size([1, 3]))
     """
     table = embeddings()
-    tokens, answers = [], []
+    tokens = []
+    answers = []
     for generator in generators:
         shuffled = torch.rand(count, KEYS, generator=generator).argsort(-1)
         keys = shuffled[:, :PAIRS]  # no key twice
@@ -106,7 +120,7 @@ def sequences(generators: Sequence[torch.Generator], count: int) -> tuple[Tensor
 
 
 def initial(generators: Sequence[torch.Generator]) -> Parameters:
-    """Random weights, those of all seeds in one tensor; every matrix has entries of variance 1/d."""
+    """Random weights, those of all seeds in one tensor; entries have the variance 1/d."""
     shapes = {"answer": (VALUES, WIDTH)}
     for layer in range(LAYERS):
         shapes |= {f"{name}{layer}": (HEADS, HEAD, WIDTH) for name in ("query", "key", "value")}
@@ -411,8 +425,6 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, 
     >>> round(low, 3), round(high, 3)
     (-0.484, 4.484)
     """
-    from scipy import stats
-
     values = torch.as_tensor(values, dtype=torch.float64)
     centre = values.mean().item()
     reach = stats.t.ppf((1 + confidence) / 2, len(values) - 1)
