@@ -212,7 +212,9 @@ def test_interval_is_students():
     assert interval(values) == pytest.approx((wanted.low, wanted.high))
 
 
-def test_measured_sigma_is_that_of_the_layers(some):
+def test_measured_sigma_is_that_of_the_layers(some, monkeypatch):
+    monkeypatch.setattr(training, "HELD_OUT", 16)
+    monkeypatch.setattr(training, "MEASURED", 2)
     parameters, _, _ = some
     found = measure(Trained(parameters, None), (3, 4))
     X, _ = training.held_out((3, 4))
