@@ -427,7 +427,7 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, 
     """
     values = torch.as_tensor(values, dtype=torch.float64)
     centre = values.mean().item()
-    reach = stats.t.ppf((1 + confidence) / 2, len(values) - 1)
+    reach = float(stats.t.ppf((1 + confidence) / 2, len(values) - 1))
     reach *= values.std().item() / math.sqrt(len(values))
     return centre - reach, centre + reach
 
