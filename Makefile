@@ -21,7 +21,7 @@ export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env weights lab notebook book pdf zip editions wheel serve links test check attack sweep images searches depth paper bench lint lock clean distclean
+.PHONY: help env weights lab notebook book pdf zip editions wheel serve links test check attack sweep images searches depth training paper bench lint lock clean distclean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -99,6 +99,9 @@ searches: $(STAMP) $(WEIGHTS)  ## run the token searches of chapter 17 against e
 
 depth: $(STAMP) $(WEIGHTS)  ## measure σ through the depth of two models (3 minutes of one core), store it
 	OMP_NUM_THREADS=1 $(BIN)/python -m lipcore.lab.depth book/data/depth.json
+
+training: $(STAMP)  ## train the small Transformers of the page on training (10 minutes of one core), store what comes out
+	OMP_NUM_THREADS=1 $(BIN)/python -m lipcore.lab.training book/data/training.json
 
 paper: $(STAMP)  ## redo the paper's figures on BERT and GPT-2 (needs the hub; resumes) in _build/paper
 	@$(BIN)/python -c 'import datasets' 2>/dev/null || $(BIN)/python -m pip install --quiet --retries 0 --timeout 5 $(PIP_FLAGS) -c requirements.lock datasets 2>/dev/null || true
