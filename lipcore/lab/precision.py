@@ -7,7 +7,7 @@ spacing of the format, with the same error for the same number, and g as linear.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
@@ -88,57 +88,75 @@ def stage(attention: Attention, X: Tensor, source: str) -> Stage:
 
 
 @torch.no_grad()
-def measured(attention: Attention, X: Tensor, source: str, dtype: torch.dtype) -> Tensor:
-    """How rounding one source to ``dtype`` moves each token of the output: (n, output_dim).
+def measured(at: Stage, dtype: torch.dtype) -> Tensor:
+    """How rounding what stands there to ``dtype`` moves the output: g(rounded z) − g(z).
 
-    Arguments and errors are those of :func:`stage`, besides those of
-    :func:`lipcore.bounds.rounding.rounded`.
+    Parameters
+    ----------
+    at : (tuple of Tensor, callable)
+        z and g: a :func:`stage`, or any other map.
+    dtype : torch.dtype
+        See :func:`largest_errors`.
 
     Examples
     --------
     >>> f = Attention.from_matrices(torch.zeros(1, 1), torch.eye(1))
-    >>> measured(f, torch.tensor([[1.001]]), "tokens", torch.bfloat16)
+    >>> measured(stage(f, torch.tensor([[1.001]]), "tokens"), torch.bfloat16)
     tensor([[-0.0010]])
     """
-    z, g = stage(attention, X, source)
-    return g(*(rounded(part, dtype) for part in z)) - g(*z)
+    z, g = at
+    return g(*(_rounded(part, dtype) for part in z)) - g(*z)
 
 
 @torch.no_grad()
 def predicted(
-    attention: Attention,
-    X: Tensor,
-    source: str,
-    dtype: torch.dtype,
-    *,
-    generator: torch.Generator,
-    probes: int = 8,
+    at: Stage, dtype: torch.dtype, *, generator: torch.Generator, probes: int = 8
 ) -> Tensor:
     r"""Root mean square of each token's move (n,), if rounding errors were random.
 
-    The mean of :math:`\|(Dg\,[\delta])_i\|^2` over ``probes`` draws of
-    :math:`\delta=\pm\text{spacing}/\sqrt{12}`, with an independent sign for each different number:
-    an unbiased estimate of :math:`\|Dg\,\diag(\text{spacing}/\sqrt{12})\|_F^2` row by row, where
-    numbers differ.
+    The mean of :math:`\|(Dg\,[\delta])_i\|^2` over ``probes`` draws of δ = ± (largest error)/√3,
+    the standard deviation of an error that is uniform. Signs are independent, but the same for
+    equal numbers and opposite for opposite ones. Where no two are equal, this is an unbiased
+    estimate of the squares of :math:`Dg` with its columns multiplied by these deviations.
 
     Examples
     --------
     >>> f = Attention.from_matrices(torch.zeros(1, 1), torch.eye(1))
-    >>> options = {"dtype": torch.bfloat16, "generator": torch.Generator().manual_seed(0)}
-    >>> predicted(f, torch.tensor([[1.001]]), "tokens", **options)
+    >>> options = {"generator": torch.Generator().manual_seed(0)}
+    >>> predicted(stage(f, torch.tensor([[1.001]]), "tokens"), torch.bfloat16, **options)
     tensor([0.0023])
     """
-    z, g = stage(attention, X, source)
-    total = torch.zeros(len(X), dtype=X.dtype)
+    z, g = at
+    total = 0
     draws = [_signs(part, generator, probes) for part in z]
-    sizes = [largest_error(part, dtype) / 3**0.5 for part in z]
+    sizes = [largest_errors(part, dtype) / 3**0.5 for part in z]
     for signs in zip(*draws, strict=True):
         errors = tuple(size * sign for size, sign in zip(sizes, signs, strict=True))
-        total += torch.func.jvp(g, z, errors)[1].square().sum(-1)
+        total = total + torch.func.jvp(g, z, errors)[1].square().sum(-1)
     return (total / probes).sqrt()
 
 
-def _signs(z: Tensor, generator: torch.Generator, probes: int):
+def largest_errors(z: Tensor, dtype: torch.dtype) -> Tensor:
+    """How far rounding can move each entry; ``torch.int8`` is scaled so that 127 is the largest.
+
+    Examples
+    --------
+    >>> largest_errors(torch.tensor([1.0, 127.0]), torch.int8)
+    tensor([0.5000, 0.5000])
+    """
+    if dtype == torch.int8:
+        return torch.full_like(z, z.abs().amax().item() / 254)
+    return largest_error(z, dtype)
+
+
+def _rounded(z: Tensor, dtype: torch.dtype) -> Tensor:
+    if dtype == torch.int8:
+        step = z.abs().amax() / 127
+        return torch.round(z / step) * step
+    return rounded(z, dtype)
+
+
+def _signs(z: Tensor, generator: torch.Generator, probes: int) -> Iterator[Tensor]:
     """Yield random signs of the entries, the same for the same number and opposite for −z."""
     numbers, place = z.abs().unique(return_inverse=True)
     for _ in range(probes):
