@@ -50,8 +50,9 @@ def test_largest_error_is_reached_and_not_passed(dtype):
     x = torch.logspace(-9, 2, 20000, dtype=F64)
     share = (rounded(x, dtype) - x).abs() / largest_error(x, dtype)
     assert 0.99 < share.max() <= SLACK
-    neighbours = x.to(dtype).double() + spacing(x, dtype)
-    assert torch.equal(neighbours, rounded(neighbours, dtype))
+    below = torch.floor(x / spacing(x, dtype)) * spacing(x, dtype)
+    for neighbour in (below, below + spacing(x, dtype)):
+        assert torch.equal(neighbour, rounded(neighbour, dtype))
 
 
 def test_formats_refuse_what_they_cannot_hold():
@@ -71,7 +72,8 @@ def moved(f, X, scores, weights, values):
     q, k, v = f.project(X)
     exact = q @ k.mT
     hidden = f.weights(X) == 0
-    P = torch.softmax(scores(exact).masked_fill(hidden, -math.inf), -1)
+    masses = 0 if f.log_weights is None else f.log_weights
+    P = torch.softmax((scores(exact) + masses).masked_fill(hidden, -math.inf), -1)
     output = f.join_heads(torch.where(hidden, 0, weights(P)) @ values(v), bias=True)
     return (output - f(X)).norm().item()
 
@@ -166,11 +168,11 @@ def test_sharp_for_scores():
 
 
 def test_sharp_for_large_errors_of_scores():
-    """Scores of ±24 in an 8-bit format: the odds change by e, and the mean as far as it can."""
-    f, X = two_keys(24.99, -1.0, torch.float8_e4m3fn)
+    """Scores of ±24 in an 8-bit format: odds of e turn into 1/e."""
+    f, X = two_keys(24.99, 0.99, torch.float8_e4m3fn)
     found = moved(f, X, lambda x: rounded(x, torch.float8_e4m3fn), same, same)
     bound = rounding_upper(f, X, torch.float8_e4m3fn, sources=("scores",)).item()
-    assert 0.5 < found / bound <= SLACK
+    assert 0.85 < found / bound <= SLACK
 
 
 @pytest.mark.parametrize("source", ["weights", "values"])

@@ -49,8 +49,8 @@ def test_prediction_is_the_frobenius_norm(source, generator):
     for part, J in zip(z, jacobians, strict=True):
         scaled = J.flatten(2) * (largest_error(part, torch.bfloat16).flatten() / 3**0.5)
         squares = squares + scaled.square().sum((1, 2))
-    found = predicted((z, g), torch.bfloat16, generator=generator, probes=3000)
-    torch.testing.assert_close(found, squares.sqrt(), rtol=0.08, atol=0)
+    found = predicted((z, g), torch.bfloat16, generator=generator, probes=300)
+    torch.testing.assert_close(found, squares.sqrt(), rtol=0.2, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int8], ids=str)
