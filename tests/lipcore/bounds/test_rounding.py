@@ -154,8 +154,9 @@ def two_keys(score, gap, dtype):
     X = torch.tensor([[score, 1.0], [-score, -1.0]], dtype=F64)
     A[1, 1] = 0
     A = A / score
-    f = Attention.from_matrices(A, V, log_weights=torch.tensor([gap / 2 - score, score - gap / 2], dtype=F64))  # fmt: skip
-    return Attention(**{**vars(f), "mask": torch.tensor([[True, True], [False, True]])}), X
+    masses = torch.tensor([gap / 2 - score, score - gap / 2], dtype=F64)
+    mask = torch.tensor([[True, True], [False, True]])
+    return Attention.from_matrices(A, V, log_weights=masses, mask=mask), X
 
 
 def test_sharp_for_scores():
@@ -180,8 +181,8 @@ def test_sharp_for_weights_and_values(source):
     """Numbers just below the middle of 1 and its neighbour lose nearly the largest share."""
     x = 1 + 2.0**-8 * 0.999
     value = torch.tensor([[x if source == "values" else 1.0]], dtype=F64)
-    f = Attention.from_matrices(torch.zeros(1, 1, dtype=F64), value)
-    f = Attention(**{**vars(f), "log_weights": torch.tensor([math.log(x), math.log(2 - x)], dtype=F64)})  # fmt: skip
+    masses = torch.tensor([math.log(x), math.log(2 - x)], dtype=F64)
+    f = Attention.from_matrices(torch.zeros(1, 1, dtype=F64), value, log_weights=masses)
     X = torch.tensor([[1.0], [0.0 if source == "weights" else 1.0]], dtype=F64)
     ways = [(lambda y: rounded(y, torch.bfloat16)) if s == source else same for s in ROUNDED]
     bound = rounding_upper(f, X, torch.bfloat16, sources=(source,)).item()
