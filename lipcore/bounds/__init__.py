@@ -2,9 +2,8 @@ r"""Bounds of the (local) Lipschitz constant of attention: one file a family of 
 
 Chapter 5, 18: ``sequences``, ``rows`` · 6: ``gap``, ``lower``, ``copies`` · 7: ``mean_field`` · 8:
 ``large_radius_limit`` · 9, 10: ``masked`` · 11: ``layer``, ``normalised`` · 18, 19: ``local`` · 20:
-``l2`` · 22: ``change`` · in low
-precision: ``rounding`` · others' bounds: ``rivals``. The least of all that holds for a head or a
-layer is :func:`best_upper`.
+``l2`` · 22: ``change`` · in low precision: ``rounding`` · others' bounds: ``rivals``. The least of
+all that holds for a head or a layer is :func:`best_upper`.
 
 Closed forms are functions of keyword-only sizes and return a float: ``n`` tokens of norm at most
 ``radius`` :math:`= R`; ``norm_a`` and ``norm_v``, the spectral norms of A and V, or A and V
