@@ -23,7 +23,7 @@ ROUNDED = ("scores", "weights", "values")
 
 
 def spacing(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Distance of neighbouring numbers of ``dtype`` around each entry of x (:prf:ref:`thm-rounding`).
+    """Distance of neighbouring numbers of ``dtype`` around each entry of x.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ def rounding_upper(
     *,
     sources: tuple[str, ...] = ROUNDED,
 ) -> Tensor:
-    r"""Bound of how far f(X) moves if scores, weights and values are rounded (:prf:ref:`thm-rounding`).
+    r"""How far f(X) can move if scores, weights, values are rounded (:prf:ref:`thm-rounding`).
 
     Scores λ(q·k), before biases and masks; weights, after an exact softmax of the rounded scores,
     whose rows are not normalised again; and values. It holds for all errors up to half the spacing.
