@@ -21,7 +21,7 @@ export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env weights lab notebook book pdf zip editions wheel serve links test check attack sweep searches paper bench lint lock clean distclean
+.PHONY: help env weights lab notebook book pdf zip editions wheel serve links test check attack sweep images searches paper bench lint lock clean distclean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,11 +34,11 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --no-deps -e .
 	@touch $@
 
-weights: $(WEIGHTS)  ## fetch the pretrained weights (once)
+weights: $(WEIGHTS)  ## fetch the pretrained weights, photographs and speech (once)
 $(WEIGHTS): $(wildcard lipcore/models/sources.py) | $(STAMP)
-	$(BIN)/lipcore fetch minilm smollm2
-	@# the first load unpacks the 4-bit weights once; several pages at the same time would each do it
-	$(BIN)/python -c 'from lipcore import models; models.load("smollm2")'
+	$(BIN)/lipcore fetch minilm smollm2 bible vit whisper photos speech
+	@# the first load unpacks weights once; several pages at the same time would each do it
+	$(BIN)/python -c 'from lipcore import models; [models.load(name) for name in ("smollm2", "vit", "whisper")]'
 	@mkdir -p $(BUILD) && touch $@
 
 lab: $(STAMP) $(WEIGHTS)  ## open the chapters as notebooks in JupyterLab
@@ -86,8 +86,13 @@ check: book  ## open every built page in a browser and check it
 attack: $(STAMP) $(WEIGHTS)  ## try to break every bound, at length
 	$(BIN)/python -m lipcore.lab.attack --output $(BUILD)/attack.json $(ATTACK_FLAGS)
 
-sweep: $(STAMP) $(WEIGHTS)  ## measure what Part III rests on (20 minutes of one core; resumes), store the table
-	OMP_NUM_THREADS=1 $(BIN)/lipcore sweep --plan book/data/sweep.toml --folder $(BUILD)/sweep --export book/data/sweep.parquet $(SWEEP_FLAGS)
+sweep: $(STAMP) $(WEIGHTS)  ## measure what Part III rests on (75 minutes of one core; resumes), store the tables
+	for plan in sweep texts; do \
+	  OMP_NUM_THREADS=1 $(BIN)/lipcore sweep --plan book/data/$$plan.toml --folder $(BUILD)/sweep --export book/data/$$plan.parquet $(SWEEP_FLAGS) || exit; \
+	done
+
+images: $(STAMP) $(WEIGHTS)  ## measure the models of images and of speech (some minutes; resumes), store the table
+	OMP_NUM_THREADS=1 $(BIN)/python -m lipcore.lab.images_and_speech --folder $(BUILD)/images --export book/data/images_and_speech.parquet
 
 searches: $(STAMP) $(WEIGHTS)  ## run the token searches of chapter 17 against each other (5 minutes of one core), store them
 	OMP_NUM_THREADS=1 $(BIN)/python -m lipcore.lab.token_race book/data/searches.json

@@ -100,8 +100,12 @@ def head_outputs(layer, X: Tensor) -> Tensor:
     queries, keys, values = layer.project(layer.check_input(X))
     n = queries.shape[-2]
     height = max(1, ENTRIES // max(1, queries[..., :1, 0].numel() * keys.shape[-2]))
-    rows = [slice(start, min(start + height, n)) for start in range(0, n, height)]
-    return torch.cat([layer.row_weights(queries, keys, part) @ values for part in rows], dim=-2)
+    # written in place: small results kept between large ones would leave holes in the memory
+    found = values.new_empty(*queries.shape[:-1], values.shape[-1])
+    for start in range(0, n, height):
+        rows = slice(start, min(start + height, n))
+        found[..., rows, :] = layer.row_weights(queries, keys, rows) @ values
+    return found
 
 
 def per_head(X: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -26,6 +26,7 @@ _GRID = {
     "layers": "--layer",
     "heads": "--head",
     "texts": "--text",
+    "controls": "--control",
     "count": "--count",
     "tol": "--tol",
     "dtype": "--dtype",
@@ -51,6 +52,7 @@ def add_sweep(commands) -> None:
     add("--layer", dest="layers", nargs="+", type=int, help="layers, from 0 (default: all)")
     add("--head", dest="heads", nargs="+", type=number_or_all, help="heads, from 0, or 'all'")
     add("--text", dest="texts", nargs="+", help="texts, as for 'measure' (default: pydoc)")
+    add("--control", dest="controls", nargs="+", help="shuffled, uniform, repeated, permuted")
     add("--count", type=int, help="sequences in a cell (default: 10)")
     add("--tol", type=float, help="relative tolerance of σ (default: 1e-4)")
     add("--dtype", choices=("float32", "float64"), help="default: float32")

@@ -1,11 +1,12 @@
-"""Growth exponents with their uncertainty."""
+"""Growth exponents and local slopes with their uncertainty, and what holds of many at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import stats
 
 from lipcore._checks import check_count, check_number
 from lipcore.lab.numbers import decimal
@@ -97,73 +98,241 @@ def fit_exponent(
     return PowerFit(exponent, low, high, prefactor=float(np.exp(level)))
 
 
-def refine_exponent(
-    n: Sequence[float],
-    values: Sequence,
-    draw: Callable[[int, int, int], Sequence[float]],
-    *,
-    width: float = 0.1,
-    most: int = 40,
-    **options,
-) -> tuple[PowerFit, list[np.ndarray]]:
-    """Fit an exponent, and draw more values at every length while its interval is too wide.
+@dataclass(frozen=True)
+class LocalSlopes:
+    r"""Slopes from each length to the next, on logarithmic axes, and intervals for their means.
 
-    Each round doubles the number of values. Whether to go on depends on the width of the interval
-    alone, not on where it lies.
+    Attributes
+    ----------
+    between : ndarray, shape (m - 1,)
+        Geometric mean of the two lengths of each slope.
+    each : ndarray, shape (m - 1, repeats)
+        The slopes of every repeat.
+    mean, low, high : ndarray, shape (m - 1,)
+        Their means, and intervals by Student's law with repeats − 1 degrees of freedom.
+    """
+
+    between: np.ndarray
+    each: np.ndarray
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+    def above(self, slope: float) -> np.ndarray:
+        """One-sided p-values, shape (m - 1,), of a mean slope that is at most ``slope``."""
+        return stats.ttest_1samp(self.each, slope, axis=1, alternative="greater").pvalue
+
+
+def local_slopes(
+    n: Sequence[float], values: Sequence, *, confidence: float = 0.95, family: int = 1
+) -> LocalSlopes:
+    r"""Slopes between neighbouring lengths on logarithmic axes, repeat by repeat.
+
+    .. math:: \log(\text{value}_{i+1}/\text{value}_i) / \log(n_{i+1}/n_i)
+
+    For a power law all of them would be its exponent.
 
     Parameters
     ----------
-    n : sequence of int, length m
-    values : m sequences of positive values
-        Those there are already, as many at each length.
-    draw : callable
-        ``draw(n, first, count)`` returns the values number first, …, first + count − 1 at length n.
-    width : float
-        Width of the interval that is narrow enough.
-    most : int
-        Values a length after which to stop in any case.
-    **options
-        Of :func:`fit_exponent`.
+    n : sequence of float, length m
+        Increasing lengths.
+    values : array of shape (m, repeats)
+        Positive values. A column is one repeat at all lengths, such as one text that is read on;
+        columns are taken as independent. At least two.
+    confidence : float
+        Coverage of the intervals, in (0, 1).
+    family : int
+        Number of intervals that shall hold together: each then has the coverage
+        1 − (1 − confidence)/family (Bonferroni).
 
     Returns
     -------
-    fit : PowerFit
-    values : list of arrays
-        All values, those given first.
+    LocalSlopes
 
     Raises
     ------
     ValueError, TypeError
-        If :func:`fit_exponent` refuses the values, lengths have different numbers of values, or
-        ``draw`` returns another number than asked.
+        If lengths and values do not match, a value is not positive, or there is one column only.
 
     Examples
     --------
-    >>> noise = np.random.default_rng(0)
-    >>> wide = [np.exp(noise.normal(size=4)) for n in (4, 16, 64)]
-    >>> more = lambda n, first, count: np.exp(noise.normal(size=count))
-    >>> fit, values = refine_exponent([4, 16, 64], wide, more, most=30)
-    >>> [len(sample) for sample in values]
-    [30, 30, 30]
+    >>> slopes = local_slopes([1, 4, 16], [[1.0, 3.0], [2.0, 6.0], [8.0, 24.0]])
+    >>> slopes.mean.tolist(), (slopes.high - slopes.low).round(12).tolist()
+    ([0.5, 1.0], [0.0, 0.0])
     """
-    check_number("width", width, minimum=0, strict=True)
-    check_count("most", most)
-    values = [_flat(sample) for sample in values]
-    fit = fit_exponent(n, values, **options)
-    have = len(values[0])
-    if {len(sample) for sample in values} != {have}:
-        counts = [len(sample) for sample in values]
-        raise ValueError(f"values: expected as many at each length, got {counts}")
-    while fit.high - fit.low > width and have < most:
-        more = min(have, most - have)
-        drawn = [_flat(draw(length, have, more)) for length in n]
-        counts = [len(sample) for sample in drawn]
-        if set(counts) != {more}:  # else it might never end
-            raise ValueError(f"draw: expected {more} values at each length, got {counts}")
-        values = [np.concatenate(pair) for pair in zip(values, drawn, strict=True)]
-        have += more
-        fit = fit_exponent(n, values, **options)
-    return fit, values
+    check_number("confidence", confidence, minimum=0, maximum=1 - 1e-12, strict=True)
+    log_n, logs = _table_of_logarithms(n, values)
+    if (np.diff(log_n) <= 0).any():
+        raise ValueError(f"n: expected increasing lengths, got {list(n)}")
+    each = np.diff(logs, axis=0) / np.diff(log_n)[:, None]
+    repeats = each.shape[1]
+    alpha = (1 - confidence) / check_count("family", family)
+    mean = each.mean(axis=1)
+    half = stats.t.isf(alpha / 2, repeats - 1) * each.std(axis=1, ddof=1) / np.sqrt(repeats)
+    between = np.exp((log_n[1:] + log_n[:-1]) / 2)
+    return LocalSlopes(between, each, mean, mean - half, mean + half)
+
+
+@dataclass(frozen=True)
+class LackOfFit:
+    """Whether deviations from a power law are more than noise.
+
+    Attributes
+    ----------
+    F : float
+        Variance of the mean logarithms about the fitted law, over that of the repeats.
+    between, within : int
+        Degrees of freedom of the two.
+    p : float
+        Probability of so large an F if the law holds.
+    """
+
+    F: float
+    between: int
+    within: int
+    p: float
+
+
+def lack_of_fit(n: Sequence[float], values: Sequence, *, nested: bool = False) -> LackOfFit:
+    r"""Test whether values grow like a power of n: the F-test for lack of fit, on logarithms.
+
+    Parameters
+    ----------
+    n : sequence of float, length m
+        Lengths, at least three.
+    values : array of shape (m, repeats)
+        Positive values, at least two at a length.
+    nested : bool
+        Whether a column is one text that is read on, so that its values rise and fall together.
+        Then every column has a level of its own, and the noise is what the columns do differently,
+        with (m − 1)(repeats − 1) degrees of freedom in place of m (repeats − 1).
+
+    Returns
+    -------
+    LackOfFit
+
+    Raises
+    ------
+    ValueError
+        If lengths and values do not match, a value is not positive, or there are too few.
+
+    Examples
+    --------
+    >>> noise = np.random.default_rng(0).normal(size=(4, 10)) / 100
+    >>> n = np.array([4, 8, 16, 32])
+    >>> lack_of_fit(n, n[:, None] ** 0.5 * np.exp(noise)).p > 0.05
+    True
+    >>> lack_of_fit(n, (n[:, None] + 4) ** 0.5 * np.exp(noise)).p < 1e-6
+    True
+    """
+    log_n, logs = _table_of_logarithms(n, values)
+    lengths, repeats = logs.shape
+    if lengths < 3:
+        raise ValueError(f"n: expected at least three lengths, got {lengths}")
+    means = logs.mean(axis=1)
+    centred = log_n - log_n.mean()
+    off = means - means.mean() - centred * (centred @ means) / (centred @ centred)
+    noise = logs - means[:, None]
+    if nested:
+        noise = noise - noise.mean(axis=0)
+    between = lengths - 2
+    within = (lengths - 1 if nested else lengths) * (repeats - 1)
+    F = (repeats * (off**2).sum() / between) / ((noise**2).sum() / within)
+    return LackOfFit(float(F), between, within, float(stats.f.sf(F, between, within)))
+
+
+def holm(p: Sequence[float]) -> np.ndarray:
+    """Adjust p-values for their number by Holm's step-down rule.
+
+    Those below 0.05 may all be called significant: the chance of one false call among them is at
+    most 0.05, whatever their dependence.
+
+    Parameters
+    ----------
+    p : sequence of float
+
+    Returns
+    -------
+    ndarray
+        In the same order, each at least as large as before and at most 1.
+
+    Raises
+    ------
+    ValueError
+        If one is not in [0, 1].
+
+    Examples
+    --------
+    >>> holm([0.01, 0.04, 0.03]).tolist()
+    [0.03, 0.06, 0.06]
+    """
+    p = np.asarray(p, dtype=float)
+    if p.ndim != 1 or not ((p >= 0) & (p <= 1)).all():
+        raise ValueError(f"p: expected a vector of probabilities, got {p.tolist()}")
+    order = np.argsort(p)
+    steps = (len(p) - np.arange(len(p))) * p[order]
+    adjusted = np.empty_like(p)
+    adjusted[order] = np.minimum(np.maximum.accumulate(steps), 1)
+    return adjusted
+
+
+@dataclass(frozen=True)
+class Correlations:
+    """A correlation, and its two parts.
+
+    Attributes
+    ----------
+    total : float
+    within : float
+        Correlation of the deviations from the means of the groups, all groups together.
+    between : float
+        Correlation of the means of the groups, each counted as often as it has members; NaN for
+        one group.
+    """
+
+    total: float
+    within: float
+    between: float
+
+
+def correlations(x: Sequence[float], y: Sequence[float], groups: Sequence) -> Correlations:
+    r"""Split the correlation of x and y into that within groups and that between them.
+
+    With deviations from the overall mean split into those of the group's mean and those within the
+    group, the two products add up: :math:`S_{xy} = S_{xy}^\text{within} + S_{xy}^\text{between}`.
+
+    Parameters
+    ----------
+    x, y : sequence of float, length m
+    groups : sequence of length m
+        Names of the groups.
+
+    Returns
+    -------
+    Correlations
+
+    Raises
+    ------
+    ValueError
+        If the three have different lengths.
+
+    Examples
+    --------
+    >>> found = correlations([0, 1, 10, 11], [1, 0, 11, 10], ["a", "a", "b", "b"])
+    >>> round(found.total, 2), round(found.within, 2), round(found.between, 2)
+    (0.98, -1.0, 1.0)
+    """
+    both = np.array([x, y], dtype=float)
+    names = np.asarray(groups)
+    if both.ndim != 2 or names.shape != both.shape[1:]:
+        raise ValueError(f"groups: expected one name for each of {both.shape[-1]} values")
+    means = np.empty_like(both)
+    for name in np.unique(names):
+        here = names == name
+        means[:, here] = both[:, here].mean(axis=1, keepdims=True)
+    centre = both.mean(axis=1, keepdims=True)
+    parts = (both - centre, both - means, means - centre)
+    return Correlations(*map(_cosine, parts))
 
 
 def _resampled_means(sample: np.ndarray, resamples: int, rng: np.random.Generator) -> np.ndarray:
@@ -193,3 +362,19 @@ def _logarithms(n: Sequence[float], values: Sequence) -> tuple[np.ndarray, list[
         if not (sample.size and np.isfinite(sample).all() and (sample > 0).all()):
             raise ValueError(f"values: expected positive finite values at n={length:g}")
     return np.log(lengths), [np.log(sample) for sample in samples]
+
+
+def _table_of_logarithms(n: Sequence[float], values: Sequence) -> tuple[np.ndarray, np.ndarray]:
+    """Check the input and return (log n, log values as (lengths, repeats))."""
+    log_n, samples = _logarithms(n, values)
+    sizes = {sample.size for sample in samples}
+    if len(sizes) > 1 or sizes == {1}:
+        raise ValueError(f"values: expected shape (m, repeats), at least two, got {sorted(sizes)}")
+    return log_n, np.stack(samples)
+
+
+def _cosine(pair: np.ndarray) -> float:
+    """Cosine of the angle between two rows; NaN if one is zero."""
+    x, y = pair
+    norm = np.sqrt((x @ x) * (y @ y))
+    return float(x @ y / norm) if norm else float("nan")

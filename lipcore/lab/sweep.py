@@ -8,10 +8,10 @@ import hashlib
 import itertools
 import json
 import os
-import sys
 import time
 import tomllib
 import uuid
+import zlib
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor, Future, as_completed
 from dataclasses import asdict, dataclass, replace
@@ -28,6 +28,8 @@ from lipcore import models
 from lipcore._checks import check_count, check_number
 from lipcore.attention import Attention
 from lipcore.lab._threads import one_thread
+from lipcore.lab.controls import check_control, control_tokens, permute_scores
+from lipcore.lab.data import stored_file
 from lipcore.models.language_model import LanguageModel
 from lipcore.models.measure import BOUNDS, check_bounds, measure_layer
 from lipcore.models.texts import load_text, sequences
@@ -62,6 +64,10 @@ class Cell:
         Relative tolerance of σ.
     bounds : tuple of str
         Upper bounds to work out, among :data:`lipcore.models.measure.BOUNDS`.
+    control : {"", "shuffled", "uniform", "repeated", "permuted"}
+        What the text or the model is deprived of: the order of its tokens, their frequencies, all
+        tokens but the first of each sequence, which is repeated, or what it has learnt to look at
+        (:mod:`lipcore.lab.controls`). Seeds are fixed.
     """
 
     model: str
@@ -75,6 +81,7 @@ class Cell:
     dtype: str = "float32"
     tol: float = 1e-4
     bounds: tuple[str, ...] = ()
+    control: str = ""
 
     def __post_init__(self) -> None:
         kept = {  # as plain numbers, whatever came: equal cells have equal keys
@@ -91,6 +98,7 @@ class Cell:
                 raise TypeError(f"{name}: expected a {kind.__name__}, got {getattr(self, name)!r}")
         if self.dtype not in _DTYPES:
             raise ValueError(f"dtype: expected one of {', '.join(_DTYPES)}, got {self.dtype!r}")
+        check_control(self.control)
 
     @property
     def key(self) -> str:
@@ -106,6 +114,7 @@ def grid(
     layers: Iterable[int] | str = "all",
     heads: Iterable[int | None] | str = (None,),
     texts: Iterable[str] = ("pydoc",),
+    controls: Iterable[str] = ("",),
     **options,
 ) -> list[Cell]:
     """Every combination as a :class:`Cell`; ``options`` are its other attributes.
@@ -118,6 +127,7 @@ def grid(
     12
     """
     texts = _listed("texts", texts)
+    controls = _listed("controls", controls)
     lengths = _listed("lengths", lengths)
     layers = layers if _is_all(layers) else _listed("layers", layers)
     heads = heads if _is_all(heads) else _listed("heads", heads)
@@ -125,8 +135,9 @@ def grid(
     for model in _listed("models", models):
         own_layers = range(_sizes(model)[0]) if _is_all(layers) else layers
         own_heads = range(_sizes(model)[1]) if _is_all(heads) else heads
-        for text, layer, head, n in itertools.product(texts, own_layers, own_heads, lengths):
-            cells.append(Cell(model, layer, n, head, text, **options))
+        every = itertools.product(controls, texts, own_layers, own_heads, lengths)
+        for control, text, layer, head, n in every:
+            cells.append(Cell(model, layer, n, head, text, control=control, **options))
     return cells
 
 
@@ -325,15 +336,21 @@ def export(table: pd.DataFrame, path: str | os.PathLike, *, bits: int = 13, **ab
         small.to_parquet(temporary, index=False, **options)
 
 
-def stored() -> pd.DataFrame:
-    """The table of the sweep behind the chapters on real models, as kept with the book.
+def stored(name: str = "sweep") -> pd.DataFrame:
+    """A table behind the chapters on real models, as kept with the book.
+
+    Parameters
+    ----------
+    name : {"sweep", "texts"}
+        ``"sweep"``: ten pieces of one or two texts at each length, layers and heads.
+        ``"texts"``: more texts, longer ones that are read on, and controls.
 
     Returns
     -------
     pandas.DataFrame
         As :func:`export` wrote it: ``attrs`` hold the command that made it, versions, hashes of
-        weights and texts, and the seconds of one core that it took. ``book/data/sweep.toml`` says
-        which cells are in it.
+        weights and texts, and the seconds of one core that it took. ``book/data/NAME.toml`` is the
+        plan, which says what is in it.
 
     Raises
     ------
@@ -342,14 +359,7 @@ def stored() -> pd.DataFrame:
     """
     import pandas as pd
 
-    repository = Path(lipcore.__file__).parents[1] / "book" / "data"
-    installed = Path(sys.prefix) / "share" / "lipcore"
-    for place in (repository, installed):
-        if (place / "sweep.parquet").is_file():
-            return pd.read_parquet(place / "sweep.parquet")
-    raise FileNotFoundError(
-        f"the stored sweep is neither in {repository} nor in {installed}: 'make sweep' measures it"
-    )
+    return pd.read_parquet(stored_file(f"{name}.parquet", "make sweep"))
 
 
 def _ordered(cells: Iterable[Cell]) -> list[Cell]:
@@ -411,23 +421,37 @@ _latest: dict[tuple, list[Tensor]] = {}
 
 def _inputs(cell: Cell) -> tuple[Attention, Tensor]:
     """Return the attention and the hidden states (count, n, d) of a cell."""
-    model = _model(cell.model, cell.decoder, cell.dtype, _state(cell.model))
+    permuted = cell.control == "permuted"
+    model = _model(cell.model, cell.decoder, cell.dtype, permuted, _state(cell.model))
     attention = model.attention(cell.layer, head=cell.head)
     key = (_hidden_states_of(cell), _state(cell.model), _state(cell.text))
     states = _latest.get(key, [])
     if len(states) <= cell.layer:
         states = []
         _latest.clear()  # frees the old ones before there are new ones
-        ids = _token_ids(model, cell.text, _state(cell.text))
-        pieces = sequences(model, ids, cell.n, cell.count, start=cell.start)
-        states = model.all_hidden_states(pieces, up_to=cell.layer)
+        states = model.all_hidden_states(_pieces(model, cell), up_to=cell.layer)
         _latest[key] = states
     return attention, states[cell.layer]
 
 
+def _pieces(model: LanguageModel, cell: Cell) -> Tensor:
+    """The token ids (count, n) that a cell runs on."""
+    ids = _token_ids(model, cell.text, _state(cell.text))
+    # drawn for the text as a whole, and anew for each: what is cut from its beginning is nested
+    generator = torch.Generator().manual_seed(zlib.crc32(cell.text.encode()))
+    ids = control_tokens(ids, cell.control, vocab_size=model.vocab_size, generator=generator)
+    pieces = sequences(model, ids, cell.n, cell.count, start=cell.start)
+    return pieces[:, :1].expand_as(pieces) if cell.control == "repeated" else pieces
+
+
 @functools.lru_cache(maxsize=2)  # the cells of a sweep come model by model
-def _model(name: str, decoder: bool, dtype: str, state: str) -> LanguageModel:
-    return models.load(name, decoder=decoder, dtype=_DTYPES[dtype])
+def _model(name: str, decoder: bool, dtype: str, permuted: bool, state: str) -> LanguageModel:
+    model = models.load(name, decoder=decoder, dtype=_DTYPES[dtype])
+    if permuted:
+        permute_scores(model, generator=torch.Generator().manual_seed(0))
+    # the same to rounding, in a third of the time at 4,096 tokens
+    model.model.set_attn_implementation("sdpa")
+    return model
 
 
 @functools.lru_cache(maxsize=4)

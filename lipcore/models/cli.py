@@ -135,7 +135,7 @@ def _add_measure(commands) -> None:
     add("--image", help="image file")
     add("--n", type=int, default=64, help="tokens in a sequence (default: 64)")
     add("--head", type=int, help="one head, from 0, with its part of the output projection")
-    add("--text", help="pydoc (default), licences, alice, ag_news, or a file")
+    add("--text", help="pydoc (default), licences, code, bible, alice, ag_news, or a file")
     add("--count", type=int, help="number of sequences (default: 10; 1 without --layer)")
     add("--start", type=int, default=0, help="token of the text to start at (default: 0)")
     add("--tol", type=float, default=1e-4, help="relative tolerance of σ (default: 1e-4)")
@@ -355,8 +355,9 @@ def _models(arguments: argparse.Namespace) -> str:
 
 
 def _add_fetch(commands) -> None:
-    parser = commands.add_parser("fetch", help="download weights into the cache, verified")
-    parser.add_argument("names", nargs="+", metavar="NAME", help="a model of 'lipcore models'")
+    parser = commands.add_parser("fetch", help="download weights or data into the cache, verified")
+    what = "a model of 'lipcore models', a text, photos or speech"
+    parser.add_argument("names", nargs="+", metavar="NAME", help=what)
     parser.set_defaults(run=_fetch)
 
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-import io
 import json
 import os
-import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,14 +17,8 @@ from lipcore._checks import check_count
 from lipcore.attention import Attention
 from lipcore.models.layers import ARCHITECTURES, Normalisation
 from lipcore.models.loaded import LoadedModel, check_dtype, library, quiet, read_weights
-from lipcore.models.sources import (
-    SOURCES,
-    ModelSource,
-    cache_dir,
-    fetch,
-    find_source,
-    sha256_of,
-)
+from lipcore.models.sources import SOURCES, find_source
+from lipcore.models.unpack import unpacked
 
 _RUNNING = threading.Lock()  # hooks live on the model: two threads must not run it at once
 
@@ -279,7 +270,7 @@ def load(
         folder = None
         model = _draw(source.architecture, decoder=decoder, seed=0 if seed is None else seed)
     else:
-        folder = _dequantised(fetch(source.name), source) if source else _checkpoint_folder(name)
+        folder = unpacked(source) if source else _checkpoint_folder(name)
         model = _read(folder, decoder=decoder)
     kind = LanguageModel if _is_readable(model.config) else LoadedModel
     return kind(
@@ -332,6 +323,8 @@ def _read(folder: Path, *, decoder: bool) -> nn.Module:
     model_class = transformers.AutoModel
     if model_type in ARCHITECTURES:
         model_class = _model_class(transformers, model_type)
+    elif config.architectures == ["WhisperEncoder"]:  # saved without a decoder
+        model_class = transformers.models.whisper.modeling_whisper.WhisperEncoder
     return read_weights(model_class, folder, config=config, **_options(config, decoder=decoder))
 
 
@@ -349,51 +342,3 @@ def _draw(model_type: str, *, decoder: bool, seed: int) -> nn.Module:
         model = model_class(config, **options)
     model.set_attn_implementation("eager")
     return model
-
-
-def _dequantised(folder: Path, source: ModelSource) -> Path:
-    """The folder itself, or, for 4-bit weights, one beside it with the same weights in float32.
-
-    Reading the 4-bit file takes ten times as long. The copy carries its own SHA-256, and is remade
-    if that differs.
-    """
-    if not source.weights.endswith(".gguf"):
-        return folder
-    plain = cache_dir() / f"{source.name}-float32"
-    if _is_intact(plain):
-        return plain
-    for package in ("gguf", "accelerate"):
-        if importlib.util.find_spec(package) is None:
-            raise ImportError(f"{source.name} needs {package}: pip install 'lipcore[models]'")
-    transformers = library()
-    with tempfile.TemporaryDirectory(prefix=".partial-", dir=cache_dir()) as staging:
-        # its progress bar heeds no setting, hence the redirection
-        with quiet(transformers), contextlib.redirect_stderr(io.StringIO()):
-            _write_out(transformers, folder, source, Path(staging))
-        plain.mkdir(exist_ok=True)
-        for file in Path(staging).iterdir():  # whole files, also if two processes do it at once
-            os.replace(file, plain / file.name)
-    return plain
-
-
-def _write_out(transformers, folder: Path, source: ModelSource, target: Path) -> None:
-    """Read a GGUF file, and save an ordinary checkpoint in float32, with its SHA-256."""
-    from safetensors.torch import save_file
-
-    options = {"gguf_file": source.weights, "local_files_only": True}
-    model_class = _model_class(transformers, source.architecture)
-    model = model_class.from_pretrained(folder, dtype=torch.float32, **options)
-    del model.config.quantization_config  # it is plain float32 from here on
-    model.config.save_pretrained(target)
-    save_file(model.state_dict(), target / "model.safetensors", metadata={"format": "pt"})
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
-    tokenizer.backend_tokenizer.save(str(target / "tokenizer.json"))
-    (target / "model.sha256").write_text(sha256_of(target / "model.safetensors"), encoding="utf-8")
-
-
-def _is_intact(folder: Path) -> bool:
-    files = ("config.json", "tokenizer.json", "model.safetensors", "model.sha256")
-    if not all((folder / file).is_file() for file in files):
-        return False
-    digest = (folder / "model.sha256").read_text(encoding="utf-8")
-    return sha256_of(folder / "model.safetensors") == digest

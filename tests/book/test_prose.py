@@ -31,6 +31,16 @@ ALLOWED = {
     },
     "19_why_it_grows": {"0.03": "tolerance that a cell asserts"},
     "20_zoo_of_attentions": {"ten per cent": "asked in an exercise", "Ten per cent": "the same"},
+    "images_and_speech": {
+        "5 %": "level of a test",
+        "20 ms": "length of a frame, chosen by the model",
+        "0.1": "description of a picture",
+        "0.2": "the same",
+        "0.27": "the same",
+        "0.4": "the same",
+        "0.45": "the same",
+        "four times as": "arithmetic of an exercise",
+    },
 }
 
 PLANTED = [

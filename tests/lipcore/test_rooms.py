@@ -20,7 +20,7 @@ WIDTH = 100
 #: Optional or slow to import: these may be imported where they are used.
 HEAVY = {
     "IPython", "PIL", "accelerate", "datasets", "gguf", "huggingface_hub", "joblib", "matplotlib",
-    "matplotlib_inline", "nltk", "ot", "pandas", "pooch", "pyarrow", "safetensors", "tokenizers",
+    "matplotlib_inline", "nltk", "onnx", "ot", "pandas", "pooch", "pyarrow", "safetensors", "tokenizers",
     "torch", "transformers",
 }  # fmt: skip
 #: The command lines answer ``--help`` before PyTorch is loaded.

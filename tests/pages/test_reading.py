@@ -298,7 +298,7 @@ def test_the_first_page_shows_its_findings():
     start = html.index('<section id="what-was-found">')
     found = html[start : html.index('<section id="how-to-read">')]
     cards = re.split(r'<div class="sd-card ', found)[1:]
-    assert len(cards) == 5
+    assert len(cards) == 6
     for card in cards:
         pictures = re.findall(r'<img[^>]*alt="([^"]{20,})"[^>]*src="\.\./(_images/[^"]+)"', card)
         assert len(pictures) == 2, "for light and for dark pages"

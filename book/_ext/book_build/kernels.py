@@ -105,8 +105,12 @@ def manager_class(libraries: list[str]) -> type[KernelManager]:
         return KernelManager
     # "__main__" keeps each copy from running the script of the build once more.
     forkserver.set_forkserver_preload(["__main__", __name__, *libraries])
-    # Matplotlib chooses where to draw when it is imported; a kernel draws on the page.
-    surroundings = {"MPLBACKEND": INLINE, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    surroundings = {
+        # Matplotlib chooses where to draw when it is imported; a kernel draws on the page.
+        "MPLBACKEND": INLINE,
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "PYTHONWARNINGS": "ignore:IProgress not found",  # progress bars of transformers
+    }
     with mock.patch.dict(os.environ, surroundings):
         forkserver.ensure_running()
     return CopyingKernelManager

@@ -32,7 +32,15 @@ KNOWN_FAILURES: dict[str, tuple[str, Callable[[], float]]] = {
     ),
 }
 #: Problems of each setting for one hundred heads.
-_SHARES = {"head": 100, "lower": 100, "layer": 20, "l2": 20, "softmax": 5, "ball": 10}
+_SHARES = {
+    "head": 100,
+    "lower": 100,
+    "layer": 20,
+    "l2": 20,
+    "softmax": 5,
+    "weighted": 5,
+    "ball": 10,
+}
 
 
 @dataclass(frozen=True)

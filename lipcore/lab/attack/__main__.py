@@ -39,7 +39,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m lipcore.lab.attack", description="Try to break every bound."
     )
-    parser.add_argument("--problems", type=int, help="heads (default 1000: over 100,000 inputs)")
+    parser.add_argument(
+        "--problems", type=int, help="heads (default 1000: over 800,000 comparisons)"
+    )
     parser.add_argument("--short", action="store_true", help="20 heads instead of 1000")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="write the table here, as JSON")

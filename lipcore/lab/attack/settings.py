@@ -35,6 +35,7 @@ from lipcore.lab.attack.truth import (
     reverse_mode_jacobian,
     token_norm,
 )
+from lipcore.lab.attack.weighted import weighted_setting
 from lipcore.lab.zoo import l2_attention_map
 
 #: Sizes of the random moves, one after the other.
@@ -304,6 +305,7 @@ SETTINGS: dict[str, Callable[[int, int], Iterator[Outcome]]] = {
     "layer": layer_setting,
     "l2": l2_setting,
     "softmax": softmax_setting,
+    "weighted": weighted_setting,
     "ball": ball_setting,
 }
 

@@ -14,19 +14,27 @@ from torch import Tensor
 
 
 def dense_jacobian(
-    A: Tensor, V: Tensor, X: Tensor, log_masses: Tensor | None = None, *, causal: bool = False
+    A: Tensor,
+    V: Tensor,
+    X: Tensor,
+    log_masses: Tensor | None = None,
+    *,
+    causal: bool = False,
+    offset: Tensor | None = None,
 ) -> Tensor:
     r"""The Jacobian on L²(μ) of one head at each X (:prf:ref:`thm-jacobian`).
 
     Parameters
     ----------
     A : Tensor, shape (d, d)
-    V : Tensor, shape (p, d)
+    V : Tensor, shape (p, d), or (K, p, d)
     X : Tensor, shape (K, n, d)
     log_masses : Tensor, shape (K, n), optional
         Logarithm of each token's mass; equal masses if left out. Rows are multiplied and columns
         divided by the root of their mass, so that norms are those of the measure.
     causal : bool
+    offset : Tensor, shape (K, 1, d), optional
+        c: scores are (Ax + c)·y.
 
     Returns
     -------
@@ -40,12 +48,14 @@ def dense_jacobian(
     tensor([[0.5000, 0.5000],
             [0.5000, 0.5000]])
     """
-    P, values = _weights_and_values(A, X, log_masses, causal=causal)
+    images = X @ A.mT if offset is None else X @ A.mT + offset
+    P, values = _weights_and_values(images, X, log_masses, causal=causal)
     identity = torch.eye(X.shape[1], dtype=X.dtype)
-    mixing = torch.einsum("kij,ps->kipjs", P, V)
-    keys = torch.einsum("kij,kijr,kis->kirjs", P, values, X @ A.mT)
+    V = V.expand(len(X), -1, -1)
+    mixing = torch.einsum("kij,kps->kipjs", P, V)
+    keys = torch.einsum("kij,kijr,kis->kirjs", P, values, images)
     own = torch.einsum("kij,kijr,kijt,ts,il->kirls", P, values, values, A, identity)
-    J = torch.einsum("pr,kirjs->kipjs", V, keys + own) + mixing
+    J = torch.einsum("kpr,kirjs->kipjs", V, keys + own) + mixing
     if log_masses is None:
         return J
     roots = ((log_masses[:, :, None] - log_masses[:, None, :]) / 2).exp()
@@ -54,16 +64,16 @@ def dense_jacobian(
 
 def own_query_norm(A: Tensor, V: Tensor, X: Tensor, log_masses: Tensor) -> Tensor:
     """‖V C_i A‖₂ of every token, (K, n): for copies of a token that part (:prf:ref:`thm-split`)."""
-    P, values = _weights_and_values(A, X, log_masses)
+    P, values = _weights_and_values(X @ A.mT, X, log_masses)
     covariances = torch.einsum("kij,kijr,kijs->kirs", P, values, values)
     return torch.linalg.matrix_norm(V @ covariances @ A, 2)
 
 
 def _weights_and_values(
-    A: Tensor, X: Tensor, log_masses: Tensor | None, *, causal: bool = False
+    images: Tensor, X: Tensor, log_masses: Tensor | None, *, causal: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Attention weights P, shape (K, n, n), and x_j − m_i, shape (K, i, j, d)."""
-    scores = X @ A.mT @ X.mT
+    """P, shape (K, n, n), and x_j − m_i, shape (K, i, j, d), from images Ax_i + c."""
+    scores = images @ X.mT
     if log_masses is not None:
         scores = scores + log_masses[:, None, :]
     if causal:

@@ -5,9 +5,17 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from scipy.stats import linregress
 
-from lipcore.lab.statistics import PowerFit, fit_exponent, refine_exponent
+from lipcore.lab.statistics import (
+    PowerFit,
+    correlations,
+    fit_exponent,
+    holm,
+    lack_of_fit,
+    local_slopes,
+)
 
 LENGTHS = [4, 8, 16, 32, 64, 128, 256]
 
@@ -119,49 +127,123 @@ def test_bad_input(name):
         fit_exponent(*arguments, **options)
 
 
-def test_refining_stops_when_narrow_and_asks_for_the_next_values():
-    rng, asked = np.random.default_rng(3), []
+class TestLocalSlopes:
+    values = noisy(np.random.default_rng(7), repeats=4)
 
-    def draw(n, first, count):
-        asked.append((n, first, count))
-        return n**0.3 * np.exp(0.5 * rng.normal(size=count))
+    def test_agrees_with_scipy(self):
+        """Length by length, and column by column."""
+        found = local_slopes(LENGTHS, self.values, confidence=0.9)
+        for i, low in enumerate(LENGTHS[:-1]):
+            high = LENGTHS[i + 1]
+            each = np.log(self.values[i + 1] / self.values[i]) / math.log(high / low)
+            np.testing.assert_allclose(found.each[i], each)
+            interval = stats.ttest_1samp(each, 0).confidence_interval(0.9)
+            assert (found.low[i], found.high[i]) == pytest.approx(interval)
+            expected = stats.ttest_1samp(each, 0.3, alternative="greater").pvalue
+            assert found.above(0.3)[i] == pytest.approx(expected)
+            assert found.between[i] == pytest.approx(math.sqrt(low * high))
 
-    lengths = [4, 8, 16]
-    fit, values = refine_exponent(
-        lengths, [draw(n, 0, 5) for n in lengths], draw, width=0.4, most=200
+    def test_a_family_holds_together(self):
+        """Bonferroni: forty intervals at 95 % are those of one at 99.875 %."""
+        many = local_slopes(LENGTHS, self.values, family=40)
+        one = local_slopes(LENGTHS, self.values, confidence=1 - 0.05 / 40)
+        np.testing.assert_allclose([many.low, many.high], [one.low, one.high])
+
+    def test_interval_covers(self):
+        rng = np.random.default_rng(8)
+        slopes = [
+            local_slopes([4, 8], noisy(rng, repeats=4)[:2], confidence=0.8) for _ in range(500)
+        ]
+        covered = np.mean([s.low[0] <= 0.4 <= s.high[0] for s in slopes])
+        assert 0.75 < covered < 0.85
+
+    @pytest.mark.parametrize(
+        ("n", "values", "message"),
+        [
+            ([8, 4], [[1, 1], [1, 1]], "n: expected increasing lengths"),
+            ([4, 8], [[1], [1]], "expected shape .m, repeats., at least two"),
+            ([4, 8], [[1, 1], [1, 1, 1]], "expected shape .m, repeats., at least two"),
+            ([4, 8], [[1, 1], [0, 1]], "expected positive finite values at n=8"),
+        ],
     )
-    assert fit.high - fit.low <= 0.4
-    counts = [len(sample) for sample in values]
-    assert counts[0] in (10, 20, 40, 80)
-    assert counts == counts[:1] * 3
-    assert asked[3:6] == [(n, 5, 5) for n in lengths]
-    assert asked[6:9] == [(n, 10, 10) for n in lengths]
-    asked.clear()
-    again, same = refine_exponent(lengths, values, draw, width=0.5)
-    assert again == fit and asked == []  # narrow already
-    np.testing.assert_array_equal(same, values)
+    def test_bad_input_is_refused(self, n, values, message):
+        with pytest.raises(ValueError, match=message):
+            local_slopes(n, values)
 
 
-def test_refining_gives_up_at_the_limit():
-    rng = np.random.default_rng(4)
-    start = rng.uniform(1, 9, size=(2, 8))
-    fit, values = refine_exponent(
-        [2, 4], start, lambda n, first, count: rng.uniform(1, 9, count), width=1e-6, most=20
-    )
-    assert [len(sample) for sample in values] == [20, 20]
-    assert fit.high > fit.low
-    with pytest.raises(ValueError, match="as many"):
-        refine_exponent([2, 4], [[1.0], [1.0, 2.0]], lambda n, first, count: [])
+class TestLackOfFit:
+    @pytest.mark.parametrize("nested", [False, True])
+    def test_agrees_with_two_regressions(self, nested):
+        """The F-test of a line against a mean a length, each with a level a text if nested."""
+        values = noisy(np.random.default_rng(9), repeats=5)
+        m, repeats = values.shape
+        y = np.log(values).ravel()
+        texts = np.kron(np.ones((m, 1)), np.eye(repeats)) if nested else np.ones((y.size, 1))
+        line = np.repeat(np.log(LENGTHS), repeats)[:, None]
+        lengths = np.kron(np.eye(m), np.ones((repeats, 1)))
+
+        def residual(*columns):
+            design = np.hstack(columns)
+            off = y - design @ np.linalg.lstsq(design, y, rcond=None)[0]
+            return off @ off, y.size - np.linalg.matrix_rank(design)
+
+        (small, few), (full, many) = residual(texts, line), residual(texts, lengths)
+        found = lack_of_fit(LENGTHS, values, nested=nested)
+        assert (found.between, found.within) == (few - many, many)
+        assert found.F == pytest.approx((small - full) / (few - many) / (full / many))
+        assert found.p == pytest.approx(stats.f.sf(found.F, few - many, many))
+
+    @pytest.mark.parametrize("nested", [False, True])
+    def test_of_its_level(self, nested):
+        """Among 400 power laws about one in ten is rejected at 0.1."""
+        rng = np.random.default_rng(10)
+        level = rng.normal(size=(400, 1, 5)) * nested  # texts of different levels
+        p = [
+            lack_of_fit(LENGTHS, noisy(rng, repeats=5) * np.exp(x), nested=nested).p for x in level
+        ]
+        assert 0.06 < np.mean(np.array(p) < 0.1) < 0.14
+
+    def test_two_lengths_are_too_few(self):
+        with pytest.raises(ValueError, match="n: expected at least three lengths, got 2"):
+            lack_of_fit([4, 8], [[1, 1], [2, 2]])
 
 
-@pytest.mark.parametrize("count", [0, 1, 3])
-def test_draws_of_another_number_are_refused(count):
-    """With none at all it would never end."""
-    with pytest.raises(ValueError, match="draw: expected 2 values at each length"):
-        refine_exponent(
-            [4, 8],
-            [[1.0, 2.0], [1.0, 9.0]],
-            lambda n, first, more: [1.0] * count,
-            width=0.01,
-            most=20,
-        )
+class TestHolm:
+    def test_by_hand(self):
+        # 0.01·4, 0.015·3, then max(0.02·2, 0.045), max(0.4, 0.045)
+        assert holm([0.02, 0.01, 0.4, 0.015]) == pytest.approx([0.045, 0.04, 0.4, 0.045])
+
+    def test_never_above_one_and_never_below_the_raw(self):
+        p = np.random.default_rng(11).uniform(size=50)
+        assert (holm(p) >= p).all() and holm(p).max() == 1
+
+    def test_one_false_call_in_twenty(self):
+        rng = np.random.default_rng(12)
+        called = [(holm(rng.uniform(size=30)) < 0.05).any() for _ in range(2000)]
+        assert 0.03 < np.mean(called) < 0.07
+
+    def test_no_probability_is_refused(self):
+        with pytest.raises(ValueError, match="p: expected a vector of probabilities"):
+            holm([0.5, 1.2])
+
+
+class TestCorrelations:
+    def test_parts_add_up(self):
+        """Against NumPy on the deviations and on the means, and as sums of products."""
+        rng = np.random.default_rng(13)
+        groups = np.repeat(["a", "b", "c"], [4, 6, 10])
+        x, y = rng.normal(size=(2, 20)) + np.repeat([[0, 2, 5], [1, 1, 3]], [4, 6, 10], axis=1)
+        found = correlations(x, y, groups)
+        means = [np.array([part[groups == g].mean() for g in groups]) for part in (x, y)]
+        assert found.total == pytest.approx(np.corrcoef(x, y)[0, 1])
+        assert found.between == pytest.approx(np.corrcoef(*means)[0, 1])
+        inner = [part - mean for part, mean in zip((x, y), means, strict=True)]
+        assert found.within == pytest.approx(np.corrcoef(*inner)[0, 1])
+
+    def test_one_group(self):
+        found = correlations([1, 2, 4], [3, 5, 4], ["a"] * 3)
+        assert found.within == pytest.approx(found.total) and math.isnan(found.between)
+
+    def test_lengths_must_match(self):
+        with pytest.raises(ValueError, match="groups: expected one name for each of 3 values"):
+            correlations([1, 2, 3], [1, 2, 3], ["a", "b"])

@@ -59,6 +59,53 @@ def test_a_decoder_is_causal(minilm):
     assert row["sigma"] != pytest.approx(other["sigma"], rel=1e-2)
 
 
+def test_the_tokens_of_controls(minilm):
+    """Each is the beginning of one text of its own, whatever the length."""
+
+    def pieces(control, n=20, text="licences", **options):
+        return sweeps._pieces(minilm, Cell("minilm", 0, n, text=text, control=control, **options))
+
+    whole = minilm.encode(load_text("licences"))
+    for control in ("", "shuffled", "uniform", "repeated", "permuted"):
+        longer = pieces(control, count=1)
+        assert torch.equal(pieces(control, n=7, count=1), longer[:, :7])
+        assert torch.equal(longer, pieces(control, count=1))  # the seed is fixed
+    everything = pieces("shuffled", n=500, count=len(whole) // 500).flatten()
+    assert not torch.equal(everything, whole[: len(everything)])
+    left = whole.bincount(minlength=40_000) - everything.bincount(minlength=40_000)
+    assert left.min() == 0 and left.sum() == len(whole) % 500  # the same tokens
+    uniform = pieces("uniform", n=500, count=10)
+    assert len(uniform.unique()) > 4_000 and uniform.max() > 0.99 * minilm.vocab_size
+    assert not torch.equal(uniform[0, :20], pieces("uniform", text="pydoc", count=1)[0])
+    repeated = pieces("repeated", count=3)
+    assert torch.equal(repeated, whole[[0, 20, 40], None].expand(3, 20))
+    assert torch.equal(pieces("permuted", count=3), whole[:60].reshape(3, 20))
+
+
+@pytest.mark.parametrize(("name", "decoder"), [("minilm", True), ("smollm2", False)])
+def test_permuted_scores(name, decoder):
+    """Queries and keys lose their order, and nothing else changes."""
+    plain, permuted = (
+        sweeps._model(name, decoder, "float32", changed, "") for changed in (False, True)
+    )
+    before, after = plain.attention(1), permuted.attention(1)
+    for matrix in ("query", "key"):
+        old, new = (getattr(f, matrix).flatten() for f in (before, after))
+        assert torch.equal(old.sort().values, new.sort().values)
+        assert (old == new).double().mean() < 0.1
+    assert torch.equal(before.value, after.value) and torch.equal(before.output, after.output)
+    (row,) = measure(Cell(name, 1, 6, count=1, decoder=decoder, control="permuted"))
+    X = permuted.hidden_states(1, sequences(permuted, load_text("pydoc"), 6))
+    (expected,) = measure_layer(after, X, bounds=[])
+    assert row["sigma"] == pytest.approx(expected["sigma"], rel=1e-3)
+    assert row["control"] == "permuted"
+
+
+def test_scores_in_one_matrix_cannot_be_permuted():
+    with pytest.raises(ValueError, match="expected query and key matrices in each of 12 layers"):
+        sweeps._model("gpt2-random", False, "float32", True, "")
+
+
 def test_layers_share_one_run_of_the_model(tmp_path, monkeypatch, minilm):
     runs = []
     whole = minilm.all_hidden_states
@@ -149,6 +196,7 @@ def test_a_cell_runs_on_one_thread(monkeypatch):
         ({"dtype": "float16"}, "dtype"),
         ({"model": 3}, "model: expected a str, got 3"),
         ({"decoder": "no"}, "decoder: expected a bool, got 'no'"),
+        ({"control": "reversed"}, "control: expected one of '', 'shuffled', .* got 'reversed'"),
         ({"bounds": ["unified"]}, "bounds: expected some of local, best, general, got 'unified'"),
     ],
 )
@@ -175,9 +223,10 @@ def test_cells_of_any_kind_of_numbers_are_the_same():
 def test_every_attribute_of_a_cell_is_in_its_key():
     other = {"model": "gpt2", "layer": 1, "n": 5, "head": 0, "text": "alice", "count": 9}
     other |= {"start": 1, "decoder": True, "dtype": "float64", "tol": 0.1, "bounds": ("local",)}
+    other |= {"control": "shuffled"}
     plain = {"model": "minilm", "layer": 0, "n": 4}
     keys = {Cell(**plain | {name: value}).key for name, value in other.items()}
-    assert set(other) == set(asdict(CELLS[0])) and len(keys | {Cell(**plain).key}) == 12
+    assert set(other) == set(asdict(CELLS[0])) and len(keys | {Cell(**plain).key}) == 13
 
 
 def test_grid_in_order():

@@ -211,7 +211,7 @@ def test_help_and_version(arguments, expected, capsys):
 
 # --- bad input --------------------------------------------------------------------------------
 
-UNKNOWN_TEXT = "text: expected one of pydoc, licences, alice, ag_news, or a text file"
+UNKNOWN_TEXT = "text: expected one of pydoc, licences, code, bible, alice, ag_news, or a text file"
 BAD_ARGUMENTS = [
     ("--layer 2", "layer: expected 0 to 1"),
     ("--layer -1", "layer: expected 0 to 1"),
@@ -283,7 +283,7 @@ def test_hub_that_cannot_be_reached(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("LIPCORE_CACHE", str(tmp_path))
     monkeypatch.setattr(models.sources, "_from_hub", unreachable)
     code = main(["measure", "--model", "gpt2", "--layer", "0"])
-    message = "gpt2: the weights could not be fetched (no answer from the hub)"
+    message = "gpt2: the files could not be fetched (no answer from the hub)"
     assert_refused(code, *capsys.readouterr(), message)
     assert list(tmp_path.iterdir()) == []
 

