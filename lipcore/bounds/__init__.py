@@ -2,8 +2,8 @@ r"""Bounds of the (local) Lipschitz constant of attention: one file a family of 
 
 Chapter 5, 18: ``sequences``, ``rows`` · 6: ``gap``, ``lower``, ``copies`` · 7: ``mean_field`` · 8:
 ``large_radius_limit`` · 9, 10: ``masked`` · 11: ``layer``, ``normalised`` · 18, 19: ``local`` · 20:
-``l2`` · 22: ``change`` · others' bounds: ``rivals``. The least of all that holds for a head or a
-layer is :func:`best_upper`.
+``l2`` · 22: ``change`` · in low precision: ``rounding`` · others' bounds: ``rivals``. The least of
+all that holds for a head or a layer is :func:`best_upper`.
 
 Closed forms are functions of keyword-only sizes and return a float: ``n`` tokens of norm at most
 ``radius`` :math:`= R`; ``norm_a`` and ``norm_v``, the spectral norms of A and V, or A and V
@@ -72,6 +72,7 @@ from lipcore.bounds.rivals import (
     softmax_norm_upper,
     yudin2025_local_upper,
 )
+from lipcore.bounds.rounding import rounding_upper
 from lipcore.bounds.rows import torn_peak, two_dirac_peak
 from lipcore.bounds.sequences import (
     general_upper,
@@ -127,6 +128,7 @@ __all__ = [
     "pulled_inputs",
     "pulled_lower",
     "refined_lower",
+    "rounding_upper",
     "row_moment",
     "score_gap",
     "score_gap_lower",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -29,6 +31,21 @@ def second_moments(P: Tensor, a: Tensor, b: Tensor) -> Tensor:
 def covariances(P: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Covariance of a and b under each row of P."""
     return second_moments(P, a, b) - _outer(P @ a, P @ b)
+
+
+def spread_and_reach(log_p: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
+    """Largest standard deviation and largest distance from the mean under each row: (heads, n).
+
+    What rounding may have taken from a variance is added.
+    """
+    P = log_p.exp()
+    points = points - points.mean(-2, keepdim=True)  # centred, covariances lose fewer digits
+    squares = torch.linalg.eigvalsh(covariances(P, points, points))[..., -1].clamp(min=0)
+    rounding = 8 * points.shape[-1] * torch.finfo(P.dtype).eps
+    largest = points.square().sum(-1).amax(-1)[:, None]
+    distances = torch.cdist(P @ points, points, compute_mode="donot_use_mm_for_euclid_dist")
+    reach = torch.where(log_p > -math.inf, distances, 0).amax(-1)
+    return (squares + rounding * largest).sqrt(), reach
 
 
 def _outer(a: Tensor, b: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lipcore._checks import check_number, check_scores
 from lipcore.attention import Attention
-from lipcore.bounds._matrices import covariances, product_norm, square_root
+from lipcore.bounds._matrices import product_norm, spread_and_reach, square_root
 from lipcore.bounds.best import best_upper
 from lipcore.bounds.layer import check_covered, join_heads, output_roots, rounded_up
 from lipcore.bounds.local import nonnegative_norm_upper
@@ -299,12 +299,12 @@ def _heads_at(attention: Attention, X: Tensor) -> tuple[Attention, _Heads, _Head
     scores = mask_scores_(attention, queries @ keys.mT, slice(0, len(X)))
     log_p = torch.log_softmax(scores, dim=-1)
     seen, pull, score = _in_scores(attention, queries, keys)
-    key_spread, key_reach = _spread(log_p, seen)
+    key_spread, key_reach = spread_and_reach(log_p, seen)
     parts = {"log_p": log_p, "pull": pull, "score": score[:, None]}
     parts |= {"key_spread": key_spread, "key_reach": key_reach}
 
     def with_values(matrices: Tensor, values: Tensor) -> _Heads:
-        spread, reach = _spread(log_p, values)
+        spread, reach = spread_and_reach(log_p, values)
         norms = torch.linalg.matrix_norm(matrices, 2)[:, None]
         return _Heads(value=norms, value_spread=spread, value_reach=reach, **parts)
 
@@ -327,18 +327,3 @@ def _in_scores(attention: Attention, queries: Tensor, keys: Tensor) -> tuple[Ten
         return seen, pull, product_norm(query, attention.key)
     norm_q, norm_k = (torch.linalg.matrix_norm(M, 2) for M in (query, attention.key))
     return norm_q[:, None, None] * keys, norm_k[:, None] * queries.norm(dim=-1), norm_q * norm_k
-
-
-def _spread(log_p: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
-    """Largest standard deviation and largest distance from the mean under each row: (heads, n).
-
-    What rounding may have taken from a variance is added.
-    """
-    P = log_p.exp()
-    points = points - points.mean(-2, keepdim=True)  # centred, covariances lose fewer digits
-    squares = torch.linalg.eigvalsh(covariances(P, points, points))[..., -1].clamp(min=0)
-    rounding = 8 * points.shape[-1] * torch.finfo(P.dtype).eps
-    largest = points.square().sum(-1).amax(-1)[:, None]
-    distances = torch.cdist(P @ points, points, compute_mode="donot_use_mm_for_euclid_dist")
-    reach = torch.where(log_p > -math.inf, distances, 0).amax(-1)
-    return (squares + rounding * largest).sqrt(), reach

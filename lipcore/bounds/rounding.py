@@ -1,0 +1,202 @@
+r"""How far a layer's output moves when what it computes is rounded to fewer digits.
+
+Numbers of a format with machine epsilon ε are :math:`2^e\varepsilon` apart between
+:math:`2^e` and :math:`2^{e+1}`, and rounding to the nearest moves a number by half of that at most.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import torch
+from torch import Tensor
+
+from lipcore._checks import check_scores
+from lipcore.attention import Attention
+from lipcore.bounds._matrices import spread_and_reach
+from lipcore.bounds.layer import check_covered, join_heads, output_roots, rounded_up
+from lipcore.masks import mask_scores_
+
+#: What :func:`rounding_upper` lets be rounded.
+ROUNDED = ("scores", "weights", "values")
+
+
+def spacing(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Distance of neighbouring numbers of ``dtype`` around each entry of x.
+
+    Parameters
+    ----------
+    x : Tensor
+    dtype : torch.dtype
+        A floating-point format, such as ``torch.bfloat16``.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of x, with its dtype.
+
+    Raises
+    ------
+    TypeError
+        If ``dtype`` is no floating-point format.
+
+    Examples
+    --------
+    >>> spacing(torch.tensor([1.0, 3.0]), torch.bfloat16)
+    tensor([0.0078, 0.0156])
+    """
+    info = _format(dtype)
+    lowest = round(math.log2(info.smallest_normal))
+    exponents = torch.where(x == 0, lowest, torch.frexp(x).exponent - 1)
+    return torch.ldexp(torch.full_like(x, info.eps), exponents.clamp(min=lowest))
+
+
+def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the nearest numbers of ``dtype``, ties to even, in the precision of x.
+
+    Raises
+    ------
+    TypeError
+        If ``dtype`` is no floating-point format.
+    ValueError
+        If an entry is larger than what the format holds, or not finite.
+
+    Examples
+    --------
+    >>> rounded(torch.tensor([3.14159]), torch.bfloat16)
+    tensor([3.1406])
+    """
+    _check_range(x, dtype)
+    step = spacing(x, dtype)
+    return torch.round(x / step) * step
+
+
+def rounding_upper(
+    attention: Attention,
+    X: Tensor,
+    dtype: torch.dtype,
+    *,
+    sources: tuple[str, ...] = ROUNDED,
+) -> Tensor:
+    r"""How far f(X) can move if scores, weights, values are rounded (:prf:ref:`thm-rounding`).
+
+    Scores λ(q·k), before biases and masks; weights, after an exact softmax of the rounded scores,
+    whose rows are not normalised again; and values. It holds for all errors up to half the spacing.
+    Tokens and parameters are as given, and sums are exact. For rounded tokens see
+    :func:`change_upper`.
+
+    Parameters
+    ----------
+    attention : Attention
+    X : Tensor, shape (…, n, d)
+    dtype : torch.dtype
+    sources : tuple of str
+        Which of ``"scores"``, ``"weights"``, ``"values"`` are rounded.
+
+    Returns
+    -------
+    Tensor, shape (…)
+        Above :math:`\|\hat f(X)-f(X)\|_F`.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If X does not fit, scores or values do not fit into the format, a source is unknown, or the
+        layer has what no theorem covers (sinks, a softcap, normalised queries, gates).
+
+    Examples
+    --------
+    >>> f = Attention.from_matrices(torch.zeros(1, 1), torch.eye(1))  # exact scores, equal weights
+    >>> rounding_upper(f, torch.ones(4, 1), torch.bfloat16, sources=("scores",)).item()
+    0.0
+    """
+    unknown = [source for source in sources if source not in ROUNDED]
+    if unknown:
+        raise ValueError(f"sources: expected some of {', '.join(ROUNDED)}, got {unknown[0]!r}")
+    check_covered(attention)
+    attention.check_input(X)
+    wide = attention.to(torch.float64)
+    batch = X.shape[:-2]
+    found = [
+        _at(wide.members(batch, place), X[place].double(), dtype, sources)
+        for place in itertools.product(*map(range, batch))
+    ]
+    return rounded_up(torch.stack(found).reshape(batch), X.dtype)
+
+
+def _at(attention: Attention, X: Tensor, dtype: torch.dtype, sources: tuple[str, ...]) -> Tensor:
+    """The bound at one X (n, d)."""
+    queries, keys, values = attention.project(X)
+    check_scores(queries, keys)
+    exact = queries @ keys.mT
+    scores = mask_scores_(attention, exact.clone(), slice(0, len(X)))
+    log_p = torch.log_softmax(scores, dim=-1)
+    score_errors = torch.zeros_like(exact)
+    if "scores" in sources:
+        score_errors = torch.where(log_p > -math.inf, largest_error(exact, dtype), 0)
+    oscillation = score_errors.topk(min(2, len(X)), dim=-1).values.sum(-1)
+    info = torch.finfo(dtype)
+    share, floor = (info.eps / 2, _smallest(dtype) / 2) if "weights" in sources else (0.0, 0.0)
+    value_errors = torch.zeros_like(values[..., 0])
+    if "values" in sources:
+        value_errors = largest_error(values, dtype).norm(dim=-1)
+
+    def rows(values: Tensor, value_errors: Tensor) -> Tensor:
+        """Root of the sum of squares of b_i: (heads,)."""
+        spread, reach = spread_and_reach(log_p, values)
+        moved = torch.tanh(oscillation / 4)  # largest change of the probability of a set of keys
+        shift = torch.sinh((oscillation / 2).clamp(max=700.0)) * spread
+        shift = torch.minimum(shift, reach * (2 * moved).clamp(max=1))
+        lengths = values.norm(dim=-1)
+        each = (share * lengths + (1 + share) * value_errors)[:, None, :]
+        seen = log_p > -math.inf
+        largest = torch.where(seen, each, 0).amax(-1)
+        tiny = torch.where(seen, (lengths + value_errors)[:, None, :], 0).sum(-1)
+        mean = (log_p.exp() * each).sum(-1)
+        return (shift + mean + moved * largest + floor * tiny).norm(dim=-1)
+
+    alone = rows(values, value_errors)
+    left = output_roots(attention)
+    if left is None:
+        return join_heads(attention, alone, alone)
+    norms = torch.linalg.matrix_norm(left, 2)[:, None]
+    return join_heads(attention, alone, rows(values @ left.mT, norms * value_errors))
+
+
+def largest_error(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """How far rounding to the nearest can move each entry: half the spacing, zero for a zero.
+
+    Raises
+    ------
+    TypeError
+        If ``dtype`` is no floating-point format.
+    ValueError
+        If an entry is larger than what the format holds, or not finite.
+
+    Examples
+    --------
+    >>> largest_error(torch.tensor([0.0, 1.0]), torch.float16)
+    tensor([0.0000, 0.0005])
+    """
+    _check_range(x, dtype)
+    return torch.where(x == 0, 0, spacing(x, dtype) / 2)
+
+
+def _smallest(dtype: torch.dtype) -> float:
+    """The smallest positive number: below the smallest normal one the spacing stays as it is."""
+    info = _format(dtype)
+    return info.eps * info.smallest_normal
+
+
+def _check_range(x: Tensor, dtype: torch.dtype) -> None:
+    largest = _format(dtype).max
+    found = x.abs().amax().item() if x.numel() else 0.0
+    if not found <= largest:
+        raise ValueError(f"x: expected entries of at most {largest:g} for {dtype}, got {found:g}")
+
+
+def _format(dtype: torch.dtype) -> torch.finfo:
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise TypeError(f"dtype: expected a floating-point format of PyTorch, got {dtype}")
+    return torch.finfo(dtype)

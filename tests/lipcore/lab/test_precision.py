@@ -1,0 +1,94 @@
+"""Rounding inside a layer: stages put together again, predictions against dense Jacobians and measured moves."""
+
+import pytest
+import torch
+
+from lipcore import Attention
+from lipcore.bounds.rounding import largest_error
+from lipcore.lab.precision import SOURCES, largest_errors, measured, predicted, stage
+
+F64 = torch.float64
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+def layer(seed=0, d=24, heads=3, k=8):
+    shape = (heads, k, d)
+    return Attention(
+        query=draw(*shape, seed=seed) / 4,
+        key=draw(*shape, seed=seed + 1) / 4,
+        value=draw(*shape, seed=seed + 2),
+        key_bias=draw(heads, k, seed=seed + 3),
+        output=draw(d, heads * k, seed=seed + 4),
+        causal=seed % 2 == 0,
+        rotary=torch.tensor([1.0, 0.3, 0.1, 0.03], dtype=F64),
+    )
+
+
+@pytest.fixture
+def generator():
+    return torch.Generator().manual_seed(0)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_stage_gives_the_layer(source):
+    f, X = layer(), draw(7, 24, seed=9)
+    z, g = stage(f, X, source)
+    torch.testing.assert_close(g(*z), f(X), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("source", ["tokens", "keys", "scores", "values"])
+def test_prediction_is_the_frobenius_norm(source, generator):
+    """Row by row, of the dense derivative with its columns times the deviations."""
+    f, X = layer(d=4, k=8, heads=1), draw(3, 4, seed=9)
+    z, g = stage(f, X, source)
+    jacobians = torch.autograd.functional.jacobian(g, z)
+    squares = 0
+    for part, J in zip(z, jacobians, strict=True):
+        scaled = J.flatten(2) * (largest_error(part, torch.bfloat16).flatten() / 3**0.5)
+        squares = squares + scaled.square().sum((1, 2))
+    found = predicted((z, g), torch.bfloat16, generator=generator, probes=80)
+    torch.testing.assert_close(found, squares.sqrt(), rtol=0.25, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int8], ids=str)
+@pytest.mark.parametrize("source", SOURCES)
+def test_prediction_is_right_on_random_layers(source, dtype, generator):
+    ratios = []
+    for seed in range(0, 20, 5):
+        at = stage(layer(seed), draw(16, 24, seed=seed + 90), source)
+        expected = predicted(at, dtype, generator=generator).norm()
+        ratios.append(measured(at, dtype).norm() / expected)
+    mean = torch.stack(ratios).square().mean().sqrt()
+    assert 0.8 < mean < 1.25, ratios
+
+
+def test_equal_numbers_have_equal_errors(generator):
+    """A sum of copies is rounded as one number, and of opposites not at all."""
+    z = torch.full((1, 64), 1.001, dtype=F64)
+    same = predicted(((z,), lambda y: y.sum(-1, keepdim=True)), torch.bfloat16, generator=generator)
+    single = largest_error(z[:, 0], torch.bfloat16) / 3**0.5
+    torch.testing.assert_close(same, 64 * single)
+    z = torch.cat([z, -z], dim=-1)
+    none = predicted(((z,), lambda y: y.sum(-1, keepdim=True)), torch.bfloat16, generator=generator)
+    assert none.item() == pytest.approx(0, abs=1e-15)
+
+
+def test_eight_bits_have_one_scale():
+    z = torch.tensor([[254.0, 1.2, 0.9]], dtype=F64)
+    move = measured(((z,), lambda y: y), torch.int8)
+    torch.testing.assert_close(move, torch.tensor([[0.0, 0.8, -0.9]], dtype=F64))
+    assert largest_errors(z, torch.int8).tolist() == [[1.0, 1.0, 1.0]]
+
+
+def test_refusals():
+    f, X = layer(), draw(7, 24)
+    with pytest.raises(ValueError, match=r"source: expected one of tokens, .* got 'mixing'"):
+        stage(f, X, "mixing")
+    with pytest.raises(ValueError, match="X: expected"):
+        stage(f, X[:, :5], "scores")
+    sinks = Attention.from_matrices(torch.eye(2), torch.eye(2), sinks=torch.zeros(1))
+    with pytest.raises(ValueError, match="attention: expected one without sinks"):
+        stage(sinks, torch.ones(2, 2), "scores")
