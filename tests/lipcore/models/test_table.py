@@ -104,11 +104,11 @@ def test_interrupted(model, X, monkeypatch):
     real = measuring.local_lipschitz
     calls = []
 
-    def interrupted(fn, tokens, **options):
+    def interrupted(fn, X, **options):
         calls.append(fn)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return real(fn, tokens, **options)
+        return real(fn, X, **options)
 
     monkeypatch.setattr(measuring, "local_lipschitz", interrupted)
     table = measure(model, X)
