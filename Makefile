@@ -46,9 +46,9 @@ lab: $(STAMP) $(WEIGHTS)  ## open the chapters as notebooks in JupyterLab
 	$(BIN)/jupyter-lab --LabApp.default_url=/lab/tree/notebooks $(LAB_FLAGS)
 
 CHAPTERS := $(basename $(notdir $(wildcard notebooks/*.md)))
-CHOSEN    = $(filter $(CHAPTER) $(CHAPTER)_%,$(CHAPTERS))
+CHOSEN    = $(filter $(CHAPTER) $(CHAPTER)%,$(CHAPTERS))
 
-notebook: $(STAMP) $(WEIGHTS)  ## execute one chapter to an .ipynb: make notebook CHAPTER=07
+notebook: $(STAMP) $(WEIGHTS)  ## execute one chapter to an .ipynb: make notebook CHAPTER=mean_field
 	$(if $(filter 1,$(words $(CHOSEN))),,$(error CHAPTER="$(CHAPTER)" is not one chapter; there are $(CHAPTERS)))
 	@mkdir -p $(BUILD)/notebooks
 	@$(BIN)/jupytext --quiet --to ipynb --execute notebooks/$(CHOSEN).md --output $(BUILD)/notebooks/$(CHOSEN).ipynb

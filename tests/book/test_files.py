@@ -169,7 +169,7 @@ def test_a_chapter_asks_says_what_it_needs_sums_up_and_sets_exercises(page):
         "it says, with links, what it needs"
     )
     assert (
-        page.endswith("01_attention_as_a_map")
+        page.endswith("attention_as_a_map")
         or "{doc}`" in re.search(r"^\*\*Needs:.*", opening, re.MULTILINE)[0]
     )
     assert re.search(r"^(## |[`:]{3,}\{admonition\} )What to remember$", text, re.MULTILINE), (

@@ -14,23 +14,23 @@ PAGES = sorted([*(ROOT / "notebooks").glob("*.md"), *(ROOT / "book").glob("*.md"
 # Numbers that are chosen, not measured, and one or two in words: each with its reason.
 EVERYWHERE = {"95 %": "level of intervals"}
 ALLOWED = {
-    "01_attention_as_a_map": {"hundred times over": "a manner of speaking: depth of models"},
-    "03_spectral_norm": {"0.999": "probability of the certificate, asked for"},
-    "04_measures_and_transport": {"80 %": "width of a band, chosen"},
-    "08_large_radius": {"0.95": "threshold, chosen"},
-    "13_encoder_real_text": {
+    "attention_as_a_map": {"hundred times over": "a manner of speaking: depth of models"},
+    "spectral_norm": {"0.999": "probability of the certificate, asked for"},
+    "measures_and_transport": {"80 %": "width of a band, chosen"},
+    "large_radius": {"0.95": "threshold, chosen"},
+    "encoder_real_text": {
         "0.1": "threshold, chosen; description of a picture",
         "0.4": "the same",
         "0.2": "description of a picture",
         "1.4": "the same",
     },
-    "14_decoders": {
+    "decoders": {
         "80 %": "width of a band, chosen",
         "0.4": "description of a picture",
         "0.1": "description of a picture",
     },
-    "19_why_it_grows": {"0.03": "tolerance that a cell asserts"},
-    "20_zoo_of_attentions": {"ten per cent": "asked in an exercise", "Ten per cent": "the same"},
+    "why_it_grows": {"0.03": "tolerance that a cell asserts"},
+    "zoo_of_attentions": {"ten per cent": "asked in an exercise", "Ten per cent": "the same"},
     "images_and_speech": {
         "5 %": "level of a test",
         "20 ms": "length of a frame, chosen by the model",

@@ -5,7 +5,7 @@ import re
 import pytest
 from access import audit, axe_source, walk, walk_faults
 
-CHAPTER = "notebooks/05_general_upper_bound.html"
+CHAPTER = "notebooks/general_upper_bound.html"
 WALKED = ["book/index.html", CHAPTER, "book/scoreboard.html", "search.html"]
 REACHED = ["BUTTON Search", "A 1. Attention as a map", "SUMMARY Proof", "A next", "A Scoreboard"]
 

@@ -25,8 +25,8 @@ GENERATED = {"index.html", "genindex.html", "search.html", "py-modindex.html"}
 MEGABYTE = 2**20
 # Pages with long formulas; all of these can be broken into lines that a phone is wide enough for.
 LONG_FORMULAS = {
-    "notebooks/05_general_upper_bound.html",
-    "notebooks/07_mean_field.html",
+    "notebooks/general_upper_bound.html",
+    "notebooks/mean_field.html",
     "notebooks/rivals.html",
     "book/scoreboard.html",
 }

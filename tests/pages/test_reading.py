@@ -10,7 +10,7 @@ from test_pages import HTML, built, notebooks, toc_pages
 
 LOCAL = HTML.as_uri()  # previews work from a folder too; over http, see the last of their tests
 PREVIEW = "#book-preview"
-SCORE_GAP = "a.internal[href='06_lower_bound.html#def-score-gap']"
+SCORE_GAP = "a.internal[href='lower_bound.html#def-score-gap']"
 
 # What on a page is no prose.
 NO_PROSE = (
@@ -19,11 +19,11 @@ NO_PROSE = (
 
 # On which page what is hovered, and what must then be read.
 HOVERED = {
-    "notebooks/05_general_upper_bound": {
+    "notebooks/general_upper_bound": {
         "a.internal[href*='bibliography.html#']": "How smooth is attention",
         "a.internal[href='#equation-eq-upper-general']": "Lip",
     },
-    "notebooks/09_masked_attention": {
+    "notebooks/masked_attention": {
         "a.internal[href*='glossary.html#term']": "running means",
     },
     "book/scoreboard": {"a.internal[href$='#claim-upper-general']": "proved"},
@@ -137,7 +137,7 @@ def test_every_figure_is_listed_and_offers_its_files():
 
 
 def test_a_preview_comes_and_goes_with_pointer_and_keyboard(desktop, site):
-    page = desktop.open(f"{site}/notebooks/07_mean_field.html").page
+    page = desktop.open(f"{site}/notebooks/mean_field.html").page
     page.evaluate("bookChecks.openAll()")
     preview = hover(page, SCORE_GAP)
     assert shown_faults(preview, "Score gap") == []
@@ -159,32 +159,32 @@ def test_a_preview_comes_and_goes_with_pointer_and_keyboard(desktop, site):
 
 # What is typed, and the page that must be among the first three.
 SEARCHES = {
-    "score gap": "notebooks/06_lower_bound",
-    "g_A": "notebooks/06_lower_bound",
-    "kappa": "notebooks/18_every_regime",
-    "κ": "notebooks/18_every_regime",
-    "radius": "notebooks/08_large_radius",
-    "sigma max": "notebooks/03_spectral_norm",
-    "σ_max": "notebooks/03_spectral_norm",
-    "‖P‖₂": "notebooks/19_why_it_grows",
-    "‖P‖₁": "notebooks/19_why_it_grows",
-    "general_upper": "notebooks/05_general_upper_bound",
+    "score gap": "notebooks/lower_bound",
+    "g_A": "notebooks/lower_bound",
+    "kappa": "notebooks/every_regime",
+    "κ": "notebooks/every_regime",
+    "radius": "notebooks/large_radius",
+    "sigma max": "notebooks/spectral_norm",
+    "σ_max": "notebooks/spectral_norm",
+    "‖P‖₂": "notebooks/why_it_grows",
+    "‖P‖₁": "notebooks/why_it_grows",
+    "general_upper": "notebooks/general_upper_bound",
     "local_lipschitz": "book/api",
-    "Hardy": "notebooks/09_masked_attention",
-    "LayerNorm": "notebooks/11_normalisation_and_heads",
-    "mass splitting": "notebooks/12_mass_splitting",
-    "d_p": "notebooks/10_masked_mean_field",
-    "gamma": "notebooks/06_lower_bound",
-    "attention sink": "notebooks/19_why_it_grows",
-    "pushforward": "notebooks/04_measures_and_transport",
+    "Hardy": "notebooks/masked_attention",
+    "LayerNorm": "notebooks/normalisation_and_heads",
+    "mass splitting": "notebooks/mass_splitting",
+    "d_p": "notebooks/masked_mean_field",
+    "gamma": "notebooks/lower_bound",
+    "attention sink": "notebooks/why_it_grows",
+    "pushforward": "notebooks/measures_and_transport",
 }
 
 
 # What is typed, and the place that must be among the first three.
 NAMES = {
-    "Torn queries": "notebooks/06_lower_bound.html#thm-torn",
-    "Hardy's inequality": "notebooks/09_masked_attention.html#thm-masked-hardy",
-    "Wasserstein": "notebooks/04_measures_and_transport.html#def-wasserstein",
+    "Torn queries": "notebooks/lower_bound.html#thm-torn",
+    "Hardy's inequality": "notebooks/masked_attention.html#thm-masked-hardy",
+    "Wasserstein": "notebooks/measures_and_transport.html#def-wasserstein",
     "attention sink": "book/glossary.html#term-attention-sink",
     "cheat sheet": "book/notation.html",
 }
