@@ -137,6 +137,8 @@ def test_links_come_and_go_with_the_files(site):
     assert shown() == [f"../{editions.FILES['pdf']}", f"../{editions.FILES['zip']}"]
     (site / editions.FILES["pdf"]).unlink()
     assert shown() == [f"../{editions.FILES['zip']}"]
+    (site / editions.DECK).write_text("<html></html>")
+    assert shown() == [f"../{editions.DECK}", f"../{editions.FILES['zip']}"]
 
 
 def test_an_edition_of_other_pages_is_stale(site):

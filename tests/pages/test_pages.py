@@ -21,7 +21,7 @@ from checker import (
 
 ROOT = Path(__file__).resolve().parents[2]
 HTML = ROOT / "_build" / "html"
-GENERATED = {"index.html", "genindex.html", "search.html", "py-modindex.html"}
+GENERATED = {"index.html", "slides.html", "genindex.html", "search.html", "py-modindex.html"}
 MEGABYTE = 2**20
 # Pages with long formulas; all of these can be broken into lines that a phone is wide enough for.
 LONG_FORMULAS = {

@@ -15,10 +15,12 @@ figures    each figure for light and for dark pages, from one dictionary of colo
 figurelist the list of figures
 dictionary the dictionary of colours, as a table and for style sheets
 results    a claim in its theorem's box; a check folded under its line
+slides     the deck of slides
 live       the live pictures, each with its script on its own page
 reference  a section of the reference for each module of the package
 hover      what a reference shows when it is hovered
 social     a description of each page, and a card for the book, where others link to it
+speeds     how long each page takes, and the main path
 search     theorems and terms found by name, sentences as excerpts, from a disk too
 ========== ==========================================================================
 
@@ -47,7 +49,9 @@ from . import (
     results,
     scoreboard,
     search,
+    slides,
     social,
+    speeds,
 )
 
 __version__ = "1.0"
@@ -74,12 +78,14 @@ def setup(app: Sphinx) -> dict:
         hover,
         search,
         social,
+        speeds,
+        slides,
     )
     for part in parts:
         part.setup(app)
     return {
         "version": __version__,
-        "env_version": 7,
+        "env_version": 8,
         "parallel_read_safe": False,
         "parallel_write_safe": True,
     }

@@ -1,6 +1,6 @@
-"""The book to take away: a PDF and an archive of the site beside the pages, and ``{take-away}`` that links to them.
+"""The book to take away: PDFs and an archive of the site beside the pages, and ``{take-away}`` that links to them.
 
-``python -m book_build pdf`` and ``… zip`` make them after a build, if they are not there or are of other
+``python -m book_build pdf``, ``… slides`` and ``… zip`` make them after a build, if they are not there or are of other
 pages. They are not part of a build: without them the directive shows nothing. A build whose
 pages differ removes those of the pages before.
 """
@@ -20,9 +20,11 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 NAME = "how-smooth-is-attention"
-FILES = {"pdf": f"{NAME}.pdf", "zip": f"{NAME}.zip"}
+DECK = "slides.html"
+FILES = {"pdf": f"{NAME}.pdf", "slides": f"{NAME}-slides.pdf", "zip": f"{NAME}.zip"}
 WORDS = {
     "pdf": "The whole book as a PDF",
+    "slides": "The slides as a PDF",
     "zip": "The whole site, to open without a network",
 }
 BEGIN, END = "<!-- take-away -->", "<!-- /take-away -->"
@@ -39,6 +41,9 @@ def links(site: Path, up: str, kinds=tuple(FILES)) -> str:
         for kind in kinds
         if (site / FILES[kind]).exists()
     ]
+    if (site / DECK).exists():
+        deck = f'<li><p><a class="reference external" href="{up}{DECK}">Twelve figures as slides</a></p></li>'
+        items.insert(0, deck)
     listed = f'<ul class="simple take-away">{"".join(items)}</ul>' if items else ""
     return f"{BEGIN}{listed}{END}"
 
@@ -111,7 +116,7 @@ def archive(site: Path, root: Path) -> Path:
             if (
                 path.suffix == ".html" and BEGIN.encode() in data
             ):  # the archive is not in the archive
-                here = links(site, "../" * (len(name.parts) - 1), ("pdf",))
+                here = links(site, "../" * (len(name.parts) - 1), ("pdf", "slides"))
                 data = MARKED.sub(lambda _, here=here: here, data.decode("utf8")).encode("utf8")
             info = zipfile.ZipInfo(f"{NAME}-{version}/{name.as_posix()}", A_DATE)
             info.compress_type, info.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
@@ -126,6 +131,19 @@ def print_book(site: Path, root: Path) -> Path:
     target = site / FILES["pdf"]
     target.write_bytes(make(root, site).read_bytes())
     return target
+
+
+def print_deck(site: Path, root: Path) -> Path:
+    """Print the slides, one a page."""
+    from .printed import launched, print_slides
+
+    target = site / FILES["slides"]
+    with launched() as browser:
+        print_slides(browser, site / DECK, target)
+    return target
+
+
+MAKERS = {"pdf": print_book, "slides": print_deck, "zip": archive}
 
 
 def remove_stale(app: Sphinx, exception) -> None:
@@ -154,8 +172,7 @@ def main(arguments: list[str] | None = None) -> None:
     root = chosen.root.resolve()
     site = root / "_build" / "html"
     if not fresh(site, chosen.kind):
-        make = print_book if chosen.kind == "pdf" else archive
-        make(site, root)
+        MAKERS[chosen.kind](site, root)
         note(site, chosen.kind)
         write_links(site)
     path = site / FILES[chosen.kind]

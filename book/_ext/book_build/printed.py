@@ -386,6 +386,21 @@ def print_document(browser, source: Path, target: Path) -> None:
     replace_first_pages(target, contents)
 
 
+def print_slides(browser, source: Path, target: Path) -> None:
+    """Print the deck; raise if a slide is taller than its page."""
+    page = browser.new_page(viewport={"width": 1280, "height": 720}, color_scheme="light")
+    page.emulate_media(media="print")
+    page.goto(source.as_uri(), wait_until="load")
+    page.evaluate(READY)
+    tall = page.evaluate(
+        "() => [...document.querySelectorAll('.slide')].filter(s => s.scrollHeight > s.clientHeight + 1).map(s => s.id)"
+    )
+    if tall:
+        raise RuntimeError(f"slides that do not fit their page: {', '.join(tall)}")
+    page.pdf(path=target, prefer_css_page_size=True, print_background=True, tagged=True)
+    page.close()
+
+
 def replace_first_pages(path: Path, replacement: Path) -> None:
     """Put what the pages of one PDF show in the place of what the first pages of another show.
 

@@ -1,0 +1,27 @@
+"""How long a page takes is counted in the words that are read on it."""
+
+from book_build import speeds
+from docutils import nodes
+
+
+def page(*parts: nodes.Node) -> nodes.document:
+    section = nodes.section()
+    section.extend(parts)
+    return section
+
+
+def test_words_and_formulas_count():
+    words = nodes.paragraph("", "", nodes.Text("Three plain words, and "), nodes.math(text="x+y"))
+    formula = nodes.math_block(text="a = b")
+    assert speeds.count_words(page(words, formula)) == 4 + 1 + 10
+
+
+def test_what_is_folded_or_code_does_not():
+    folded = nodes.container("", nodes.paragraph(text="a long proof"), design_component="dropdown")
+    cell = nodes.container("", nodes.literal_block(text="x = 1"), classes=["cell"])
+    cell += nodes.figure("", nodes.caption(text="Two words"))
+    assert speeds.count_words(page(folded, cell)) == 2
+
+
+def test_minutes_are_whole_and_rounded_up():
+    assert [speeds.minutes(words) for words in (1, 150, 151, 1800)] == [1, 1, 2, 12]

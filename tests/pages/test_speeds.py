@@ -1,0 +1,76 @@
+"""Two speeds: a main path of ninety minutes, other chapters of a quarter of an hour; and the deck of slides."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from bs4 import BeautifulSoup
+
+ROOT = Path(__file__).resolve().parents[2]
+HTML = ROOT / "_build" / "html"
+CONFIG = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf8"))["sphinx"]["config"]
+PATH = CONFIG["main_path"]
+PARTS = yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf8"))["parts"]
+CHAPTERS = [c["file"] for part in PARTS if part.get("numbered") for c in part["chapters"]]
+
+
+def time_line(page: str) -> str:
+    html = (HTML / f"{page}.html").read_text(encoding="utf8")
+    return BeautifulSoup(html, "lxml").find(class_="reading-time").get_text()
+
+
+def minutes(page: str) -> int:
+    return int(re.search(r"(\d+) minutes?$", time_line(page))[1])
+
+
+@pytest.mark.parametrize("place", range(len(PATH)))
+def test_a_chapter_of_the_main_path(place):
+    assert time_line(PATH[place]).startswith(f"● Main path, {place + 1} of {len(PATH)} ·")
+    assert minutes(PATH[place]) <= 12
+
+
+def test_the_main_path_takes_ninety_minutes_and_follows_the_contents():
+    assert sum(map(minutes, PATH)) <= 90
+    assert sorted(PATH, key=CHAPTERS.index) == PATH
+
+
+@pytest.mark.parametrize("page", [page for page in CHAPTERS if page not in PATH])
+def test_an_advanced_chapter(page):
+    assert time_line(page).startswith("Advanced ·")
+    assert minutes(page) <= 15
+
+
+@pytest.mark.parametrize("page", ["book/index", PATH[0], PATH[-1]])
+def test_the_contents_mark_the_main_path(page, desktop, site):
+    contents = desktop.open(f"{site}/{page}.html").page.locator(".bd-sidebar-primary")
+    marks = contents.locator("a:has(.path-mark)")
+    assert marks.count() == len(PATH)
+    assert contents.get_by_role("img", name="Main path:").count() == len(PATH)
+
+
+def test_the_main_path_can_be_walked_by_its_links(desktop, site):
+    page = desktop.open(f"{site}/{PATH[0]}.html").page
+    for onward in PATH[1:]:
+        page.locator(".path-next a").click()
+        page.wait_for_url(f"**/{onward}.html")
+    assert page.locator(".path-next").count() == 0
+
+
+def test_the_deck(desktop, site):
+    page = desktop.open(f"{site}/slides.html").page
+    slides = page.locator(".slide")
+    assert slides.count() == 13
+    for scheme in ("light", "dark"):
+        page.evaluate(f"document.documentElement.dataset.theme = '{scheme}'")
+        shown = page.locator(f".picture img.only-{scheme}")
+        assert shown.count() == 12
+        sizes = shown.evaluate_all("all => all.map(i => i.naturalWidth * i.clientWidth)")
+        assert min(sizes) > 0
+    page.evaluate("document.documentElement.dataset.theme = 'light'")
+    for key, slide in (("ArrowRight", 1), ("ArrowRight", 2), ("ArrowLeft", 1), ("End", 12)):
+        page.keyboard.press(key)
+        page.wait_for_function(
+            f"Math.abs(document.getElementById('slide-{slide}').getBoundingClientRect().top) < 2"
+        )
+    assert desktop.faults == []
