@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import posixpath
+import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +82,7 @@ def slide(entry: dict[str, str], site: Path, docname: str) -> Slide:
         say=entry["say"],
         pictures=rebased(box, docname),
         caption=rebased(caption, docname),
-        page=text_of(heading.decode_contents()).rstrip("#"),
+        page=re.sub(r"^[\d.]+ |#$", "", text_of(heading.decode_contents())),
         number=number.get_text().strip(),
         address=f"{docname}.html#{entry['figure']}",
     )
