@@ -1,4 +1,4 @@
-r"""Lower bounds with copies: how steep the constructions of chapter 6 are for any number of tokens.
+r"""Lower bounds with copies: how steep the constructions of the lower-bound chapters are for any n.
 
 Four families of inputs: a query torn between two halves of the tokens (``own``), and, each with
 the best numbers of copies, a crowd that looks at one token (``copies``), one that is torn between

@@ -1,4 +1,4 @@
-r"""The score gap of A, which sets the exact exponential rate (chapter 6).
+r"""The score gap of A, which sets the exact exponential rate.
 
 The gap is a quadratic problem with two constraints, so its Lagrange dual is exact: one convex
 function of one variable, instead of a search from many starts. With an offset (a query's bias, the

@@ -10,7 +10,7 @@ from test_pages import HTML, built, notebooks, toc_pages
 
 LOCAL = HTML.as_uri()  # previews work from a folder too; over http, see the last of their tests
 PREVIEW = "#book-preview"
-SCORE_GAP = "a.internal[href='lower_bound.html#def-score-gap']"
+SCORE_GAP = "a.internal[href='score_gap.html#def-score-gap']"
 
 # What on a page is no prose.
 NO_PROSE = (
@@ -159,8 +159,8 @@ def test_a_preview_comes_and_goes_with_pointer_and_keyboard(desktop, site):
 
 # What is typed, and the page that must be among the first three.
 SEARCHES = {
-    "score gap": "notebooks/lower_bound",
-    "g_A": "notebooks/lower_bound",
+    "score gap": "notebooks/score_gap",
+    "g_A": "notebooks/score_gap",
     "kappa": "notebooks/every_regime",
     "κ": "notebooks/every_regime",
     "radius": "notebooks/large_radius",
@@ -174,7 +174,7 @@ SEARCHES = {
     "LayerNorm": "notebooks/normalisation_and_heads",
     "mass splitting": "notebooks/mass_splitting",
     "d_p": "notebooks/masked_mean_field",
-    "gamma": "notebooks/lower_bound",
+    "gamma": "notebooks/score_gap",
     "attention sink": "notebooks/why_it_grows",
     "pushforward": "notebooks/measures_and_transport",
 }
@@ -182,7 +182,7 @@ SEARCHES = {
 
 # What is typed, and the place that must be among the first three.
 NAMES = {
-    "Torn queries": "notebooks/lower_bound.html#thm-torn",
+    "Torn queries": "notebooks/sharper_lower_bounds.html#thm-torn",
     "Hardy's inequality": "notebooks/masked_attention.html#thm-masked-hardy",
     "Wasserstein": "notebooks/measures_and_transport.html#def-wasserstein",
     "attention sink": "book/glossary.html#term-attention-sink",
