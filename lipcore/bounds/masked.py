@@ -1,4 +1,4 @@
-r"""Causal attention: Hardy's inequality, and upper bounds with and without n (chapters 9 and 10).
+r"""Causal attention: Hardy's inequality, and upper bounds with and without n.
 
 With a causal mask early keys are seen for ever: the columns of P are not bounded as n grows, and
 Hardy's inequality takes their place. The arguments of the bounds are said in :mod:`lipcore.bounds`.

@@ -1,4 +1,4 @@
-r"""LayerNorm and RMSNorm in front of attention: the tokens' ellipsoid, the block (chapter 11).
+r"""LayerNorm and RMSNorm in front of attention: the tokens' ellipsoid, the block.
 
 A normalised token is :math:`Gz + b` with :math:`G = \mathrm{diag}(\gamma)`,
 :math:`|z| \le \sqrt d`, and for LayerNorm :math:`\sum_r z_r = 0`: a point of an ellipsoid, far
@@ -315,9 +315,8 @@ def normalised_reach(attention: Attention, norm: Normalisation) -> NormalisedRea
 def normalised_upper(attention: Attention, norm: Normalisation, *, n: int) -> float:
     r"""The bound for n normalised tokens, on their ellipsoid (:prf:ref:`thm-norm-bound`).
 
-    For one head, with the α and query norm r of :func:`normalised_reach`, and
-    S of :prf:ref:`thm-every` with :math:`\kappa=e^{2\alpha}` and the score gap of the ellipsoid in
-    the place of g* (S = n with a mask),
+    For one head, with the α and query norm r of :func:`normalised_reach`, and the S of the theorem
+    for :math:`\kappa=e^{2\alpha}` and the score gap g* of the ellipsoid (S = n with a mask),
 
     .. math:: \|V\|_2\sqrt S + \|VG\Pi\|_2\big( d\,\|\Pi GA\|_2 + \sqrt d\; r\sqrt S \big).
 
