@@ -1,4 +1,4 @@
-r"""The local form: the bound at one X, from one softmax (chapters 18 and 19).
+r"""The local bound: the bound at one X, from one softmax (chapters 18 and 19).
 
 It keeps the quantities that the bounds for a ball estimate: :math:`P`, the covariances :math:`C_i`
 of tokens under its rows, and :math:`y_i = Ax_i + c`. Everything is worked out in the spaces of
@@ -66,7 +66,7 @@ def local_upper(attention: Attention, X: Tensor) -> Tensor:
 
 
 def local_terms(attention: Attention, X: Tensor) -> Tensor:
-    r"""The three terms of the local form, head by head (:prf:ref:`thm-every-local`).
+    r"""The three terms of the local bound, head by head (:prf:ref:`thm-every-local`).
 
     Mixing, own query and others' keys, with :math:`W_h` taken into :math:`V_h` where there is an
     output projection; the bound of a layer is at most their sum over heads and terms. X : Tensor,
@@ -131,7 +131,7 @@ def nonnegative_norm_upper(P: Tensor, *, iterations: int = 30) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Heads:
-    """What the local form needs of each head at one X, in the spaces of keys and values.
+    """What the local bound needs of each head at one X, in the spaces of keys and values.
 
     value (heads, p, d); norm_p (heads,), ‖P‖₂; own (heads, n, p, ·), of norm ‖VC_iA‖;
     spread (heads, n, p, p), VC_iVᵀ; seen (heads,), max_j ‖Σ_i P_ij y_iy_iᵀ‖. ``there`` says
@@ -172,7 +172,7 @@ def _in_double(layer: Attention | CrossAttention, X: Tensor) -> tuple[Attention,
 
 
 def _heads_at(layer: Attention | CrossAttention, X: Tensor) -> _Heads:
-    """The quantities of the local form at one X (n, d)."""
+    """The quantities of the local bound at one X (n, d)."""
     attention = layer
     terms = (0, 1, 2)
     if isinstance(layer, CrossAttention):
