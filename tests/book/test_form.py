@@ -80,6 +80,25 @@ def ends_with(tree: ast.Module, function: str) -> bool:
     return isinstance(last, ast.Expr) and bool(calls(last, function))
 
 
+# Methods of axes that return nothing to show.
+QUIET = {"grid", "margins", "tick_params", "plain_ticks", "autoscale", "invert_yaxis"}
+
+
+def shows_a_value(code: str, tree: ast.Module) -> bool:
+    """Whether the last line of a figure shows what a method returns beside the figure."""
+    last = tree.body[-1] if tree.body else None
+    if not isinstance(last, ast.Expr) or code.rstrip().endswith(";"):
+        return False
+    called = getattr(last.value, "func", None)
+    return isinstance(called, ast.Attribute) and called.attr not in QUIET
+
+
+def gate_faults(text: str) -> list[str]:
+    """Gates of exercises and solutions that are not closed on the line after their options."""
+    gates = re.finditer(r"^(`{3,})\{(?:exercise|solution)-start\}.*\n(?::.*\n)*(.*)\n", text, re.M)
+    return [f"not closed: {gate[0].splitlines()[0]}" for gate in gates if gate[2] != gate[1]]
+
+
 def seen_faults(code: str, tree: ast.Module, apart: set[str]) -> list[str]:
     """Faults of a cell that a reader reads: what should stand elsewhere."""
     modules = {name for name, module in imports(tree).items() if MODULES.fullmatch(module)}
@@ -111,6 +130,8 @@ def cell_faults(cell) -> list[str]:
             faults += [f"plumbing in a figure: {name}" for name in names(tree) & KEPT_APART]
             if "figure" not in cell.metadata.get("mystnb", {}):
                 faults.append("hide-input is for figures: mystnb figure is missing")
+            if shows_a_value(code, tree):
+                faults.append("a figure whose last line shows a value needs ; there")
     return faults
 
 
@@ -181,6 +202,7 @@ def faults_of(text: str) -> list[str]:
     notebook = jupytext.reads(text, fmt="md:myst")
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     faults = opening_faults(cells) + claim_faults(text, cells) + ratio_faults(cells)
+    faults += gate_faults(text)
     for number, cell in enumerate(cells, 1):
         faults += [f"cell {number}: {fault}" for fault in cell_faults(cell)]
     return faults
@@ -245,6 +267,11 @@ PLANTED = {
     "a comment behind code": (SEEN, SEEN + "  # three"),
     "a check ends with checked": ('checked("The sum is right.")', "x"),
     "hide-input is for figures": ("[check]", "[hide-input]"),
+    "needs ; there": (
+        ':tags: [check]\n\nassert x.sum() == 3\nchecked("The sum is right.")',
+        ":tags: [hide-input]\n\nax.set(xlabel='x')",
+    ),
+    "not closed": ("# A page", "```{solution-start} ex-one\n:class: dropdown\nOne.\n```"),
     "tags": ("[check]", "[check, remove-input]"),
     "names no theorem": (', theorem="thm-ones"', ""),
     "thm-one is no theorem": ('theorem="thm-ones"', 'theorem="thm-one"'),
