@@ -18,18 +18,15 @@ ALLOWED = {
     "spectral_norm": {"0.999": "probability of the certificate, asked for"},
     "measures_and_transport": {"80 %": "width of a band, chosen"},
     "large_radius": {"0.95": "threshold, chosen"},
-    "encoder_real_text": {
+    "decoders": {"0.1": "description of a picture"},
+    "why_it_grows": {"0.03": "tolerance that a cell asserts"},
+    "encoder_in_detail": {
         "0.1": "threshold, chosen; description of a picture",
         "0.4": "the same",
         "0.2": "description of a picture",
         "1.4": "the same",
     },
-    "decoders": {
-        "80 %": "width of a band, chosen",
-        "0.4": "description of a picture",
-        "0.1": "description of a picture",
-    },
-    "why_it_grows": {"0.03": "tolerance that a cell asserts"},
+    "growth_in_detail": {"80 %": "width of a band, chosen"},
     "zoo_of_attentions": {"ten per cent": "asked in an exercise", "Ten per cent": "the same"},
     "images_and_speech": {
         "5 %": "level of a test",
