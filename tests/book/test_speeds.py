@@ -2,6 +2,7 @@
 
 from book_build import speeds
 from docutils import nodes
+from sphinx_exercise.nodes import exercise_enumerable_node, solution_node
 
 
 def page(*parts: nodes.Node) -> nodes.document:
@@ -21,6 +22,12 @@ def test_what_is_folded_or_code_does_not():
     cell = nodes.container("", nodes.literal_block(text="x = 1"), classes=["cell"])
     cell += nodes.figure("", nodes.caption(text="Two words"))
     assert speeds.count_words(page(folded, cell)) == 2
+
+
+def test_exercises_and_solutions_do_not():
+    kinds = (exercise_enumerable_node, solution_node)
+    parts = [kind("", nodes.paragraph(text="Show that it holds")) for kind in kinds]
+    assert speeds.count_words(page(*parts)) == 0
 
 
 def test_minutes_are_whole_and_rounded_up():

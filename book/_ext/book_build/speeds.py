@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from docutils import nodes
 from sphinx.addnodes import index, pending_xref
 from sphinx.application import Sphinx
-from sphinx_exercise.nodes import exercise_node, solution_node
+from sphinx_exercise.nodes import exercise_enumerable_node, exercise_node, solution_node
 
 WORDS_A_MINUTE = 150  # of mathematical prose
 WORDS_A_FORMULA = 10
@@ -24,6 +24,7 @@ NOT_READ = (
     nodes.target,
     index,
     exercise_node,
+    exercise_enumerable_node,
     solution_node,
 )
 MARK = "●"
