@@ -98,10 +98,10 @@ images: $(STAMP) $(WEIGHTS)  ## measure the models of images and of speech (some
 searches: $(STAMP) $(WEIGHTS)  ## run the token searches of chapter 17 against each other (5 minutes of one core), store them
 	OMP_NUM_THREADS=1 $(BIN)/python -m lipcore.lab.token_race book/data/searches.json
 
-depth: $(STAMP) $(WEIGHTS)  ## measure σ through the depth of two models (3 minutes of one core), store it
+depth: $(STAMP) $(WEIGHTS)  ## measure σ through the depth of three models (4 minutes of one core; resumes), store it
 	OMP_NUM_THREADS=1 $(BIN)/python -m lipcore.lab.depth book/data/depth.json
 
-training: $(STAMP)  ## train the small Transformers of the page on training (10 minutes of one core), store what comes out
+training: $(STAMP)  ## train the small Transformers of the page on training (10 minutes of one core; resumes), store what comes out
 	OMP_NUM_THREADS=1 $(BIN)/python -m lipcore.lab.training book/data/training.json
 
 paper: $(STAMP)  ## redo the paper's figures on BERT and GPT-2 (needs the hub; resumes) in _build/paper

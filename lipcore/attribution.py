@@ -1,4 +1,4 @@
-"""Which heads, and which of the Jacobian's three terms, make σ as large as it is."""
+"""Which heads, and which of the Jacobian's three terms, move the output, and make σ large."""
 
 from __future__ import annotations
 
@@ -57,6 +57,37 @@ def head_and_term_shares(layer, X: Tensor, left: Tensor, right: Tensor) -> Tenso
             changes = torch.stack(terms, dim=-1)  # (…, heads, rows, p, 3)
             total = total + (changes * response[..., rows, :, None]).sum((-3, -2))
     return torch.cat([total, *(part.sum((-2, -1))[..., None] for part in gated)], dim=-1)
+
+
+@torch.no_grad()
+def moves_by_term(layer, X: Tensor, H: Tensor) -> Tensor:
+    r"""What each term of the Jacobian makes of a move of the tokens: three parts of D_X f[H].
+
+    Parameters
+    ----------
+    layer : Attention
+        Without gates.
+    X, H : Tensor, shape (…, n, d)
+
+    Returns
+    -------
+    Tensor, shape (3, …, n, output_dim)
+        Mixing, own query, others' keys; their sum is D_X f[H].
+
+    Examples
+    --------
+    >>> import torch
+    >>> from lipcore import Attention
+    >>> f = Attention.from_matrices(torch.zeros(2, 2), torch.eye(2))  # no scores: mixing alone
+    >>> moves_by_term(f, torch.eye(2), torch.ones(2, 2)).norm(dim=(1, 2)).tolist()
+    [2.0, 0.0, 0.0]
+    """
+    projected, tangents = torch.func.jvp(
+        lambda Y: layer.project(Y, value_bias=layer.sinks is not None), (X,), (H,)
+    )
+    rows = slice(0, X.shape[-2])
+    changes = [_change(layer, projected, tangents, moved, rows) for moved in (2, 0, 1)]
+    return torch.stack([layer.join_heads(change) for change in changes])
 
 
 def _change_of_gates(layer, X: Tensor, right: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,15 +20,41 @@ from lipcore.lab.data import stored_file
 from lipcore.models import load
 from lipcore.models.capture import Captured, captured, module_of, record, whole
 from lipcore.models.measure import versions
+from lipcore.models.signals import patches, photographs
 from lipcore.models.structure import blocks
 from lipcore.models.texts import load_text, sequences
 from lipcore.operators import LinearOperator
 from lipcore.spectral import local_lipschitz, spectral_norm
 
-#: Models that are stored, with what runs after their blocks.
-MODELS = {"minilm": (), "smollm2": ("norm",)}
-#: How many tokens of text.
+
+class Model(NamedTuple):
+    """A model that is stored.
+
+    Parameters
+    ----------
+    after : tuple of str
+        What runs after its blocks.
+    read : int
+        The output token that stands for the whole input: the last word, or the class token.
+    photographs : tuple of str
+        What it looks at; a model without them reads the text.
+    """
+
+    after: tuple[str, ...] = ()
+    read: int = -1
+    photographs: tuple[str, ...] = ()
+
+
+#: Models that are stored; the numbers of each block are those of the first input.
+MODELS = {
+    "minilm": Model(),
+    "smollm2": Model(after=("norm",)),
+    "vit": Model(after=("layernorm",), read=0, photographs=("chelsea", "coffee", "rocket")),
+}
+#: How many inputs, tokens of text in each, and patches along the side of a photograph.
+INPUTS = 3
 LENGTH = 16
+SIDE = 4
 TOLERANCE = 1e-3
 
 
@@ -137,10 +164,13 @@ def along(factors: Sequence[LinearOperator], H: Tensor) -> list[Tensor]:
     return moves
 
 
-def through(model: nn.Module, *after: str, tol: float = TOLERANCE, **inputs) -> dict:
+def through(
+    model: nn.Module, *after: str, read: int = -1, tol: float = TOLERANCE, **inputs
+) -> dict:
     """What the chapter shows of one sequence: numbers of each block, and of the whole.
 
-    Parameters are those of :func:`chain`; what runs after the blocks counts as a block.
+    Parameters are those of :func:`chain`; what runs after the blocks counts as a block, and
+    ``read`` is the one output token that is read.
 
     Returns
     -------
@@ -151,8 +181,8 @@ def through(model: nn.Module, *after: str, tol: float = TOLERANCE, **inputs) -> 
         the block makes of it; ``size``, the root mean square of the lengths of the tokens that
         enter. ``up_to`` is σ of the first blocks together (:func:`norms_up_to`); ``from`` and
         ``to`` are the shares of the tokens in the worst move of the model and in its answer.
-        Numbers: ``model``, of the model to its output; ``token``, ``last`` and ``others``, of the
-        output that moves most, of the last one, and of all but the first together.
+        Numbers: ``model``, of the model to its output; ``token``, ``read`` and ``others``, of the
+        output that moves most, of the one that is read, and of all but the first together.
     """
     maps = chain(model, *after, **inputs)
     factors = jacobians(maps)
@@ -177,7 +207,7 @@ def through(model: nn.Module, *after: str, tol: float = TOLERANCE, **inputs) -> 
     numbers = {
         "model": found,
         "token": local_lipschitz(fn, fn.X, tol=tol, norm="token"),
-        "last": local_lipschitz(fn, fn.X, tol=tol, tokens=-1),
+        "read": local_lipschitz(fn, fn.X, tol=tol, tokens=read),
         "others": local_lipschitz(fn, fn.X, tol=tol, tokens=slice(1, None)),
     }
     return (
@@ -187,11 +217,35 @@ def through(model: nn.Module, *after: str, tol: float = TOLERANCE, **inputs) -> 
     )
 
 
-def measured(name: str, n: int = LENGTH) -> dict:
-    """One row of the stored table: the beginning of the text, in float64."""
+def product_and_whole(model: nn.Module, *after: str, tol: float = TOLERANCE, **inputs) -> dict:
+    """The product of the σ of the blocks, and σ of all of them together: of one sequence.
+
+    Parameters are those of :func:`chain`.
+    """
+    factors = jacobians(chain(model, *after, **inputs))
+    own = torch.cat([spectral_norm(J, tol=tol).value for J in factors])
+    whole = spectral_norm(Product(factors), tol=tol).value
+    return {"product": own.prod().item(), "model": whole.item()}
+
+
+def inputs_of(name: str, model: nn.Module) -> list[dict[str, Tensor]]:
+    """What a model is called with: pieces of the text, or photographs, each alone."""
+    if shown := MODELS[name].photographs:
+        photos = photographs()
+        squares = [patches(photos[photo].double(), SIDE) for photo in shown]
+        return [{"pixel_values": square[None]} for square in squares]
+    ids = sequences(model, load_text("pydoc"), n=LENGTH, count=INPUTS)
+    return [{"input_ids": one[None]} for one in ids]
+
+
+def measured(name: str) -> dict:
+    """One row of the stored table, in float64: ``again`` has the other inputs."""
     model = load(name, dtype=torch.float64)
-    ids = sequences(model, load_text("pydoc"), n=n, count=1)
-    return {"name": name, "n": n} | through(model, *MODELS[name], input_ids=ids)
+    kept = MODELS[name]
+    first, *others = inputs_of(name, model)
+    found = through(model, *kept.after, read=kept.read, **first)
+    again = [product_and_whole(model, *kept.after, **inputs) for inputs in others]
+    return {"name": name, "n": len(found["from"])} | found | {"again": again}
 
 
 def stored() -> list[dict]:
@@ -201,10 +255,15 @@ def stored() -> list[dict]:
 
 
 def main(path: str) -> None:
-    """Measure every model, and store the table."""
-    rows = [_rounded(measured(name)) for name in MODELS]
+    """Measure every model, and store the table; after an interruption, go on where it was."""
+    unfinished = Path(path).with_suffix(".part")
+    rows = json.loads(unfinished.read_text(encoding="utf8")) if unfinished.exists() else []
+    for name in list(MODELS)[len(rows) :]:
+        rows.append(_rounded(measured(name)))
+        unfinished.write_text(json.dumps(rows), encoding="utf8")
     table = {"command": "make depth", "versions": versions(), "rows": rows}
     Path(path).write_text(json.dumps(table, indent=1) + "\n", encoding="utf8")
+    unfinished.unlink()
 
 
 def _rounded(value, digits: int = 6):

@@ -109,6 +109,26 @@ def measured(at: Stage, dtype: torch.dtype) -> Tensor:
 
 
 @torch.no_grad()
+def measured_inside(attention: Attention, X: Tensor, dtype: torch.dtype) -> Tensor:
+    """How far f(X) moves if scores, weights and values are all rounded, one after the other.
+
+    What :func:`lipcore.bounds.rounding_upper` bounds.
+
+    Examples
+    --------
+    >>> f = Attention.from_matrices(torch.zeros(1, 1), torch.eye(1))
+    >>> measured_inside(f, torch.tensor([[1.001]]), torch.bfloat16)
+    tensor([[-0.0010]])
+    """
+    (scores,), of_scores = stage(attention, X, "scores")
+    rows = slice(0, len(X))
+    masked = mask_scores_(attention, rounded(scores, dtype), rows)
+    P = rounded(torch.softmax(masked, dim=-1), dtype)
+    values = rounded(attention.project(X)[2], dtype)
+    return attention.join_heads(P @ values, bias=True) - of_scores(scores)
+
+
+@torch.no_grad()
 def predicted(
     at: Stage, dtype: torch.dtype, *, generator: torch.Generator, probes: int = 8
 ) -> Tensor:

@@ -230,7 +230,7 @@ METHODS = {
     "plain": Method(),
     "σ of attention": Method(sigma_of_attention, strengths=(1.0, 0.3, 0.1, 0.03)),
     "σ of the network": Method(sigma_of_network, strengths=(1.0, 0.3, 0.1, 0.03)),
-    "‖P‖ and values": Method(mixing, strengths=(0.3, 0.1, 0.03, 0.01)),
+    "‖P‖ and values": Method(mixing, strengths=(3.0, 1.0, 0.3, 0.1)),
     "QK-norm": Method(qk_norm=True, strengths=(1.0, 2.0, 4.0, 8.0)),
     "spectral caps": Method(cap=True, strengths=(0.6, 0.8, 1.0, 1.25, 1.5)),
     "softmax penalty": Method(softmax_jacobian, strengths=(10.0, 3.0, 1.0, 0.3)),
@@ -372,10 +372,10 @@ def measure(trained: Trained, seeds: Sequence[int] = SEEDS) -> dict[str, Tensor]
     return found
 
 
-def choose(method: Method, tried: dict[str, float]) -> float:
+def choose(method: Method, tried: dict[str, float], *, steps: int = STEPS) -> float:
     """The strongest strength that keeps the accuracy, on seeds of its own; ``tried`` is filled."""
     for strength in method.strengths:
-        trained = train(method, strength, CHOSEN_ON)
+        trained = train(method, strength, CHOSEN_ON, steps=steps)
         clear = margins(trained, *held_out(CHOSEN_ON)) > 0
         tried[f"{strength:g}"] = round(_share(clear).mean().item(), 4)
         if tried[f"{strength:g}"] >= ACCURACY:
@@ -383,12 +383,12 @@ def choose(method: Method, tried: dict[str, float]) -> float:
     return strength
 
 
-def study(name: str) -> dict:
+def study(name: str, *, steps: int = STEPS) -> dict:
     """Choose the strength of a method, train with it, measure: what ``stored`` keeps."""
     method = METHODS[name]
     tried: dict[str, float] = {}
-    strength = choose(method, tried)
-    trained = train(method, strength)
+    strength = choose(method, tried, steps=steps)
+    trained = train(method, strength, steps=steps)
     found = {key: _short(values) for key, values in measure(trained).items()}
     losses = [_short(row) for row in trained.losses[::EVERY]]
     return {"name": name, "strength": strength, "tried": tried, "losses": losses, **found}
@@ -433,16 +433,24 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, 
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Study every method and write what comes out to a file."""
+    """Study every method and write what comes out to a file; go on where a run was interrupted."""
     parser = argparse.ArgumentParser(prog="python -m lipcore.lab.training", description=__doc__)
     parser.add_argument("file", type=Path, help="where the results go, as JSON")
-    parser.add_argument("--only", choices=list(METHODS), help="one method, for a first look")
+    parser.add_argument("--steps", type=int, default=STEPS, help="fewer, to see that all runs")
     options = parser.parse_args(arguments)
+    command = COMMAND if options.steps == STEPS else f"{COMMAND} with {options.steps} steps"
+    made = {"command": command, "versions": versions()}
+    unfinished = options.file.with_suffix(".part")
+    found = json.loads(unfinished.read_text(encoding="utf8")) if unfinished.exists() else {}
     with one_thread():
-        names = [options.only] if options.only else list(METHODS)
-        lines = ",\n".join(json.dumps(study(name), ensure_ascii=False) for name in names)
-    made = json.dumps({"command": COMMAND, "versions": versions()})
-    options.file.write_text(f'{{"made": {made},\n"methods": [\n{lines}\n]}}\n', encoding="utf8")
+        for name in METHODS:
+            if name not in found:
+                found[name] = study(name, steps=options.steps)
+                unfinished.write_text(json.dumps(found), encoding="utf8")
+    methods = ",\n".join(json.dumps(found[name], ensure_ascii=False) for name in METHODS)
+    text = f'{{"made": {json.dumps(made)},\n"methods": [\n{methods}\n]}}\n'
+    options.file.write_text(text, encoding="utf8")
+    unfinished.unlink()
     return 0
 
 

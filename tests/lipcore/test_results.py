@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from lipcore import Attention, local_lipschitz, spectral_norm
+from lipcore.attribution import moves_by_term
 from lipcore.results import SHOWN
 
 LINE = r"^\[\d+\]  σ = [\d.]+  in \[[\d.]+, [\d.]+\] with probability 0.999; \d+ products .*, converged$"
@@ -130,6 +131,18 @@ def test_a_terms_share_moves_values_queries_or_keys_alone(make_case, name):
         J = torch.autograd.functional.jacobian(lambda Y, part=part: moved(part, Y), X)
         image = torch.einsum("iajb,jb->ia", J, found.right)
         assert (found.left * image).sum().item() == pytest.approx(share, rel=1e-8, abs=1e-9)
+        torch.testing.assert_close(
+            moves_by_term(f, X, found.right)[(2, 0, 1).index(part)], image, rtol=1e-8, atol=1e-10
+        )
+
+
+def test_moves_by_term_sum_to_the_jacobians(every_case, randn):
+    """For any move, with masks, biases, rotary positions and projections; not with gates."""
+    f, X = every_case.attention, every_case.X
+    if f.gate is not None:
+        pytest.skip("the derivative of gates is a fourth term")
+    H = randn(*X.shape)
+    torch.testing.assert_close(moves_by_term(f, X, H).sum(0), f.jacobian(X).matvec(H))
 
 
 def test_shares_are_the_same_in_pieces(make_case, monkeypatch):

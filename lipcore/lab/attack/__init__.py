@@ -40,6 +40,7 @@ _SHARES = {
     "softmax": 5,
     "weighted": 5,
     "ball": 10,
+    "rounding": 10,
 }
 
 

@@ -29,6 +29,7 @@ from lipcore.lab.attack.problems import (
     perturbed,
     truth,
 )
+from lipcore.lab.attack.roundings import rounding_setting
 from lipcore.lab.attack.truth import (
     dense_jacobian,
     frobenius_norm,
@@ -307,6 +308,7 @@ SETTINGS: dict[str, Callable[[int, int], Iterator[Outcome]]] = {
     "softmax": softmax_setting,
     "weighted": weighted_setting,
     "ball": ball_setting,
+    "rounding": rounding_setting,
 }
 
 

@@ -25,6 +25,7 @@ from lipcore.lab.attack.problems import (
     perturbed,
     truth,
 )
+from lipcore.lab.attack.roundings import worst_rounding
 from lipcore.lab.attack.settings import SETTINGS, Outcome, head_setting
 from lipcore.lab.attack.truth import (
     dense_jacobian,
@@ -263,6 +264,35 @@ def test_certificates_that_are_a_tenth_too_small_are_found(monkeypatch):
     assert {outcome.bound for outcome in found if outcome.ratio > 1 + TOLERANCE} == expected
 
 
+@pytest.fixture
+def small_rounding_bound(monkeypatch):
+    """The bound of rounding, a tenth too small."""
+    true = bounds.rounding_upper
+    monkeypatch.setattr(bounds, "rounding_upper", lambda *at, **which: 0.9 * true(*at, **which))
+
+
+#: Problems in which some choice of errors comes near to the bound, for each of what is rounded.
+ROUNDED_APART = (12, 41, 45)
+
+
+def test_a_bound_of_rounding_that_is_a_tenth_too_small_is_found(small_rounding_bound):
+    """For scores, weights and values alone, and all three: with one head, and with two."""
+    found = [o for index in ROUNDED_APART for o in SETTINGS["rounding"](0, index)]
+    parts = ("scores", "weights", "values", "all three")
+    broken = {o.bound for o in found if o.ratio > 1 + TOLERANCE}
+    assert broken == {f"rounding_upper ({part})" for part in parts}
+
+
+def test_errors_that_are_chosen_are_worse_than_rounding():
+    """Among them is the best of all signs, for values of two tokens on a line."""
+    X, u = torch.tensor([[1.1], [-0.7]], dtype=torch.float64), 2.0**-8
+    f = Attention.from_matrices(torch.zeros(1, 1).double(), torch.ones(1, 1).double())
+    generator = torch.Generator().manual_seed(0)
+    found = worst_rounding(f, X, torch.bfloat16, ("values",), generator)
+    # half the spacing above 1, and below; both rows are the mean
+    assert found == pytest.approx(math.sqrt(2) * (u + u / 2) / 2, rel=1e-9)
+
+
 def test_climbing_reaches_the_norm_of_a_linear_map():
     M = _draw(0, 3, 3)
     best, Y = climb(lambda Y: (Y @ M.mT).flatten(1).norm(dim=1), 0 * _draw(1, 1, 3), 2.0, steps=60)
@@ -299,7 +329,6 @@ def test_every_bound_is_attacked(short_run):
         "largest_affine_norm", "layer_norm_radius", "local_terms", "nonnegative_norm_upper",
         "norm_constants", "normalise", "normalised_reach", "normalised_upper", "own_inputs",
         "pulled_inputs",
-        "rounding_upper",  # its worst case is one of roundings, not of inputs: test_rounding.py
         "row_moment",
         "score_gap", "score_reach", "torn_inputs", "torn_peak", "two_dirac_peak",
     }  # fmt: skip
@@ -332,7 +361,7 @@ def test_a_failure_prints_a_reproducer_and_returns_one(monkeypatch, capsys):
         yield Outcome("too good", "planted", 1.0 + index, 1, "here")
 
     monkeypatch.setitem(SETTINGS, "head", broken)
-    for name in ("lower", "layer", "l2", "softmax", "weighted", "ball"):
+    for name in ("lower", "layer", "l2", "softmax", "weighted", "ball", "rounding"):
         monkeypatch.delitem(SETTINGS, name)
     assert command.main(["--problems", "3", "--quiet"]) == 1
     assert "python -m lipcore.lab.attack --replay head 0 2" in capsys.readouterr().err
@@ -340,7 +369,7 @@ def test_a_failure_prints_a_reproducer_and_returns_one(monkeypatch, capsys):
 
 
 def test_a_known_failure_that_holds_is_a_failure(monkeypatch, capsys):
-    for name in ("lower", "layer", "l2", "head", "weighted", "ball"):
+    for name in ("lower", "layer", "l2", "head", "weighted", "ball", "rounding"):
         monkeypatch.delitem(SETTINGS, name)
     monkeypatch.setitem(KNOWN_FAILURES, "mended", ("nowhere", lambda: 0.5))
     assert command.main(["--problems", "1", "--quiet"]) == 1

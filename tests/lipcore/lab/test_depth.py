@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 import torch
@@ -47,7 +48,7 @@ def norm(J):
 
 
 def test_numbers_are_those_of_the_dense_jacobians(model, X, dense):
-    found = depth.through(model, "norm", tol=1e-8, src=X)
+    found = depth.through(model, "norm", read=1, tol=1e-8, src=X)
     assert found["sigma"] == pytest.approx([norm(J) for J in dense], rel=1e-6)
     branches = [norm(J - torch.eye(12).double()) for J in dense]
     assert found["branch"] == pytest.approx(branches, rel=1e-6)
@@ -59,7 +60,7 @@ def test_numbers_are_those_of_the_dense_jacobians(model, X, dense):
     assert found["up_to"] == pytest.approx(stacks, rel=1e-6)
     assert found["model"] == pytest.approx(norm(whole), rel=1e-6)
     rows = whole.reshape(3, 4, 12)
-    assert found["last"] == pytest.approx(norm(rows[-1]), rel=1e-6)
+    assert found["read"] == pytest.approx(norm(rows[1]), rel=1e-6)
     assert found["token"] == pytest.approx(max(map(norm, rows)), rel=1e-6)
     assert found["others"] == pytest.approx(norm(rows[1:].flatten(0, 1)), rel=1e-6)
     v = torch.linalg.svd(whole)[2][0]
@@ -73,6 +74,34 @@ def test_numbers_are_those_of_the_dense_jacobians(model, X, dense):
         assert gain == pytest.approx((image.norm() / v.norm()).item(), rel=1e-4)
         assert first == pytest.approx((image[:4].norm() / image.norm()).item() ** 2, rel=1e-3)
         v = image
+
+
+def test_product_and_whole_are_those_of_the_dense_jacobians(model, X, dense):
+    found = depth.product_and_whole(model, "norm", tol=1e-8, src=X)
+    assert found["product"] == pytest.approx(math.prod(map(norm, dense)), rel=1e-6)
+    assert found["model"] == pytest.approx(norm(torch.linalg.multi_dot(dense[::-1])), rel=1e-6)
+
+
+def test_measuring_goes_on_where_it_was_interrupted(monkeypatch, tmp_path):
+    asked = []
+
+    def measured(name):
+        asked.append(name)
+        if asked == ["minilm", "smollm2"]:
+            raise KeyboardInterrupt
+        return {"name": name, "sigma": [1.2345678]}
+
+    monkeypatch.setattr(depth, "measured", measured)
+    file = tmp_path / "depth.json"
+    with pytest.raises(KeyboardInterrupt):
+        depth.main(str(file))
+    assert not file.exists()
+    depth.main(str(file))
+    assert asked == ["minilm", "smollm2", "smollm2", "vit"]
+    rows = json.loads(file.read_text(encoding="utf8"))["rows"]
+    assert [row["name"] for row in rows] == list(depth.MODELS)
+    assert rows[0]["sigma"] == [1.23457]
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_a_chain_that_is_none():
@@ -99,7 +128,11 @@ def test_the_table_says_how_it_was_made(stored):
     assert table["command"] == "make depth"
     assert "torch" in table["versions"]
     assert list(stored) == list(depth.MODELS)
-    assert {row["n"] for row in stored.values()} == {depth.LENGTH}
+    photographed = {name for name, model in depth.MODELS.items() if model.photographs}
+    for name, row in stored.items():
+        tokens = depth.SIDE**2 + 1 if name in photographed else depth.LENGTH
+        assert len(row["from"]) == len(row["to"]) == row["n"] == tokens
+        assert len(row["again"]) == depth.INPUTS - 1
 
 
 @pytest.mark.parametrize("name", depth.MODELS)
@@ -111,15 +144,28 @@ def test_stored_numbers_agree_with_one_another(stored, name):
     assert (gains <= torch.tensor(row["sigma"]) * (1 + depth.TOLERANCE)).all()
     assert sum(row["from"]) == pytest.approx(1, rel=1e-4)
     assert sum(row["to"]) == pytest.approx(1, rel=1e-4)
-    assert row["last"] <= row["token"] * (1 + depth.TOLERANCE)
+    assert row["read"] <= row["token"] * (1 + depth.TOLERANCE)
+    assert all(one["model"] < 1e-3 * one["product"] for one in row["again"])
 
 
-def test_smollm2_measured_again(stored):
-    """Three blocks, and how the first stretch the worst move of the whole."""
-    model = depth.load("smollm2", dtype=torch.float64)
-    ids = depth.sequences(model, depth.load_text("pydoc"), n=depth.LENGTH, count=1)
-    maps = depth.chain(model, "norm", input_ids=ids)
-    again = [0, 11, 30]
+@pytest.mark.parametrize(("name", "again"), [("smollm2", [0, 11, 30]), ("vit", [0, 5, 12])])
+def test_measured_again(stored, name, again):
+    """Three blocks of the first input, the last of which is the normalisation after the blocks."""
+    model = depth.load(name, dtype=torch.float64)
+    inputs = depth.inputs_of(name, model)
+    assert len(inputs) == depth.INPUTS
+    maps = depth.chain(model, *depth.MODELS[name].after, **inputs[0])
     found = [depth.spectral_norm(J, tol=1e-3).value.item()
              for J in depth.jacobians([maps[k] for k in again])]  # fmt: skip
-    assert found == pytest.approx([stored["smollm2"]["sigma"][k] for k in again], rel=2e-3)
+    assert found == pytest.approx([stored[name]["sigma"][k] for k in again], rel=2e-3)
+
+
+def test_a_photograph_moves_as_embedded_patches(stored):
+    """What enters the first block has the class token first, and the size that is stored."""
+    model = depth.load("vit", dtype=torch.float64)
+    first = depth.inputs_of("vit", model)[0]
+    maps = depth.chain(model, "layernorm", **first)
+    embedded = model.model.embeddings(**first)
+    torch.testing.assert_close(maps[0].X, embedded)
+    size = embedded.square().sum(-1).mean().sqrt().item()
+    assert size == pytest.approx(stored["vit"]["size"][0], rel=1e-4)

@@ -4,8 +4,15 @@ import pytest
 import torch
 
 from lipcore import Attention
-from lipcore.bounds.rounding import largest_error
-from lipcore.lab.precision import SOURCES, largest_errors, measured, predicted, stage
+from lipcore.bounds.rounding import largest_error, rounded
+from lipcore.lab.precision import (
+    SOURCES,
+    largest_errors,
+    measured,
+    measured_inside,
+    predicted,
+    stage,
+)
 
 F64 = torch.float64
 
@@ -63,6 +70,18 @@ def test_prediction_is_right_on_random_layers(source, dtype, generator):
         ratios.append(measured(at, dtype).norm() / expected)
     mean = torch.stack(ratios).square().mean().sqrt()
     assert 0.8 < mean < 1.25, ratios
+
+
+def test_three_roundings_one_after_the_other():
+    """Scores alone change the weights before these are rounded; values come last."""
+    f, X, dtype = layer(), draw(7, 24, seed=9), torch.bfloat16
+    (scores,), after_scores = stage(f, X, "scores")
+    (v,), _ = stage(f, X, "values")
+    hidden = torch.ones(7, 7).triu(1).bool()
+    P = torch.softmax(rounded(scores, dtype).masked_fill(hidden, -torch.inf), -1)
+    torch.testing.assert_close(after_scores(rounded(scores, dtype)), f.join_heads(P @ v, bias=True))
+    output = f.join_heads(rounded(P, dtype) @ rounded(v, dtype), bias=True)
+    torch.testing.assert_close(measured_inside(f, X, dtype), output - f(X), rtol=1e-9, atol=1e-12)
 
 
 def test_equal_numbers_have_equal_errors(generator):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from scipy import stats
@@ -33,6 +36,8 @@ from lipcore.lab.training import (
     weights,
 )
 
+ROOT = Path(__file__).resolve().parents[3]
+STORED = ROOT / "book" / "data" / "training.json"
 PENALTIES = [name for name, method in METHODS.items() if method.penalty is not None]
 
 
@@ -238,6 +243,38 @@ def test_what_is_stored_is_complete_and_was_chosen_as_the_page_says():
         assert kept == tried[: len(kept)]
         assert METHODS[name].strengths[len(kept) - 1] == row["strength"]
         assert kept[-1] >= ACCURACY and all(accuracy < ACCURACY for accuracy in kept[:-1])
+
+
+def test_one_command_makes_the_whole_file(monkeypatch, tmp_path):
+    """Two steps of training and few sequences: every method, and every number that is stored."""
+    for name, small in {"HELD_OUT": 8, "MEASURED": 1, "PENALISED": 1, "BATCH": 8}.items():
+        monkeypatch.setattr(training, name, small)
+    recipe = (ROOT / "Makefile").read_text(encoding="utf8").split("\ntraining:")[1].split("\n")[1]
+    assert recipe.endswith("python -m lipcore.lab.training book/data/training.json")
+    file = tmp_path / "training.json"
+    whole, studied = training.study, []
+
+    def study(name, **options):
+        studied.append(name)
+        if studied == ["plain", "σ of attention"]:
+            raise KeyboardInterrupt
+        return whole(name, **options)
+
+    monkeypatch.setattr(training, "study", study)
+    with pytest.raises(KeyboardInterrupt):
+        training.main([str(file), "--steps", "2"])
+    assert not file.exists()
+    assert training.main([str(file), "--steps", "2"]) == 0
+    assert studied == ["plain", "σ of attention", *list(METHODS)[1:]]
+    assert list(tmp_path.iterdir()) == [file]
+    made, kept = (json.loads(path.read_text(encoding="utf8")) for path in (file, STORED))
+    assert made["made"].keys() == kept["made"].keys()
+    assert kept["made"]["command"] == "make training"
+    assert made["made"]["command"] == "make training with 2 steps"
+    for one, other in zip(made["methods"], kept["methods"], strict=True):
+        assert list(one) == list(other)
+        assert all(len(one[key]) == len(SEEDS) for key in list(one)[4:])
+        assert one["tried"].keys() <= {f"{s:g}" for s in METHODS[one["name"]].strengths}
 
 
 @pytest.mark.parametrize("name", list(METHODS))
