@@ -1,19 +1,19 @@
 // The live picture of "Drag the tokens": {tokens: [[x, y, copies], …], chosen, radius, family, strength, turn, second, causal}.
 live.picture("attention", ({ one, form, show, bars, set, state }) => {
-const { times, dot, sum, rotation } = plane, { norm, say } = live, letter = (b) => "ABCDEFGH"[b];
-const COUNTS = [...new Set(Array.from({ length: 33 }, (_, i) => Math.round(2 ** (i / 4))))]; // 1, 2, 3, …, 256
+const { times, dot, sum, rotation } = plane, { norm, say } = live, letter = (b) => "ABCDEFGH"[b], { exp, hypot, max, round, sqrt } = Math;
+const COUNTS = [...new Set(Array.from({ length: 33 }, (_, i) => round(2 ** (i / 4))))]; // 1, 2, 3, …, 256
 
 function bounds({ tokens, radius, causal }, { rows, A, n }) {
-	const a = norm(A) * radius ** 2, most = (name) => Math.max(...rows.map((q) => norm(q[name])));
+	const a = norm(A) * radius ** 2, most = (name) => max(...rows.map((q) => norm(q[name])));
 	const seen = tokens.map((_, l) => norm(plane.build((i, j) => sum(rows.map((q) =>
 		(q.count[l] ? q.weight * q.p[l] / q.count[l] * q.Ax[i] * q.Ax[j] : 0))))));
 	const mixing = plane.singular(plane.jacobian(rows.map((q) => ({ ...q, Ax: [0, 0], own: [0, 0, 0, 0] })))).value;
-	const one = causal ? 1 + a : Math.hypot(1, a), any = (causal ? 2 + 4 * a : one) * Math.exp(a) + a, column = causal ? n : n / (1 + (n - 1) * Math.exp(-2 * a));
+	const one = causal ? 1 + a : hypot(1, a), any = (causal ? 2 + 4 * a : one) * exp(a) + a, column = causal ? n : n / (1 + (n - 1) * exp(-2 * a));
 	return {
-		local: mixing + most("own") + Math.sqrt(most("C") * Math.max(...seen)),
-		ball: Math.min(one * Math.sqrt(column) + a, any),
+		local: mixing + most("own") + sqrt(most("C") * max(...seen)),
+		ball: Math.min(one * sqrt(column) + a, any),
 		any,
-		published: Math.sqrt(3 * (a * a * (4 * n + 1) + n)),
+		published: sqrt(3 * (a * a * (4 * n + 1) + n)),
 	};
 }
 
@@ -26,18 +26,17 @@ function settle(scene) {
 
 function measure(scene) {
 	const { strength, turn, second } = scene, A = plane.product(rotation(turn * Math.PI / 180), [strength, 0, 0, strength * second]);
-	const found = plane.measure(scene, A), copied = Math.max(found.norm, ...found.rows.map((q) => norm(q.own)));
+	const found = plane.measure(scene, A), copied = max(found.norm, ...found.rows.map((q) => norm(q.own)));
 	return { ...found, copied, bounds: bounds(scene, found) };
 }
 
 function words({ tokens, causal }, { n, norm, copied, bounds, h, response, by }) {
 	const parts = (moves) => by(moves).map((same) => sum(same.map((v) => dot(v, v)))), answered = parts(response);
-	const who = (parts) => parts.map((v, b) => [letter(b), Math.round(100 * v / sum(parts))])
+	const who = (parts) => parts.map((v, b) => [letter(b), round(100 * v / sum(parts))])
 		.filter(([, share]) => share > 9).map(([name, share]) => `${name} (${share} %)`).join(", ");
-	const b = answered.indexOf(Math.max(...answered)), copies = tokens[b][2], parting = copied > norm * 1.0005;
-	const said = { nudged: who(parts(h)), answers: who(answered), share: say(100 * norm / bounds.ball), n, letter: letter(b),
-		count: copies, each: say(Math.sqrt(answered[b] / copies)), copying: say(copied / norm) };
-	for (const key in said) show(key, said[key]);
+	const b = answered.indexOf(max(...answered)), copies = tokens[b][2], parting = copied > norm * 1.0005;
+	show({ nudged: who(parts(h)), answers: who(answered), share: say(100 * norm / bounds.ball), n, letter: letter(b),
+		count: copies, each: say(sqrt(answered[b] / copies)), copying: say(copied / norm) });
 	form.className = (causal ? "live-masked" : parting ? "live-parting" : "live-alike") + (copies > 1 ? " live-many" : "");
 }
 
@@ -45,7 +44,7 @@ function draw(scene, found) {
 	plane.draw(one("svg"), scene, found);
 	const { norm } = found, copies = scene.tokens[scene.chosen][2];
 	bars({ norm, ...found.bounds });
-	show("copies", letter(scene.chosen) + ": " + copies);
+	show({ copies: letter(scene.chosen) + ": " + copies });
 	form.copies.value = COUNTS.findLastIndex((c) => c <= copies);
 	form.copies.setAttribute("aria-valuetext", copies);
 	form.style.setProperty("--norm", norm);
@@ -57,7 +56,7 @@ function draw(scene, found) {
 function worst({ A, n, radius }) {
 	let best = [-1];
 	for (let i = 0; i < 720; i++) {
-		const u = times(rotation(i * Math.PI / 180), [i < 360 ? 1 : 0.5, 0]), Au = times(A, u), size = Math.hypot(...Au), gap = size - dot(u, Au);
+		const u = times(rotation(i * Math.PI / 180), [i < 360 ? 1 : 0.5, 0]), Au = times(A, u), size = hypot(...Au), gap = size - dot(u, Au);
 		if (gap > best[0] + 1e-9) best = [gap, Au.map((x) => x / (size || 1)), u];
 	}
 	return [[best[1], 1], [best[2], n - 1]].map(([[x, y], copies]) => [x * radius, y * radius, copies]);

@@ -7,7 +7,7 @@ live.picture("teaser", ({ one, form, show, set, state }) => {
 		measure: (scene) => plane.measure(scene, [-1, 0, 0, -1]),
 		draw(scene, found) {
 			plane.draw(one("svg"), scene, found);
-			show("norm", live.say(found.norm));
+			show({ norm: live.say(found.norm) });
 			form.style.setProperty("--norm", found.norm);
 		},
 	};

@@ -1,21 +1,6 @@
 // The live picture of "Two points, one knob": mass p at −R and 1 − p at R, A = −γI, V = I (lipcore.measures.TwoDirac).
 live.picture("two-points", ({ one, form, show, bars, set, state }) => {
-const { norm, within, put, say, power } = live;
-
-// Numbers, by the logarithm of p/(1 − p), so that nothing is lost where p is small.
-const odds = (p) => Math.log(p) - Math.log1p(-p);
-const sigmoid = (t) => (t > 0 ? 1 / (1 + Math.exp(-t)) : Math.exp(t) / (1 + Math.exp(t)));
-
-// Row i: own weight, weight r on the other, and the derivative of the output of point i, in the coordinates √mass · move.
-function derivative(t, a) {
-	const rows = [t, -t].map((own) => {
-		const r = sigmoid(2 * a - own), rest = sigmoid(own - 2 * a);
-		return { r, rest, self: rest * (1 - 6 * a * r), other: r * (1 + 2 * a * rest) * Math.exp(own / 2), mixed: r * Math.exp(own / 2) };
-	});
-	const [x, y] = rows, matrix = [x.self, x.other, y.other, y.self];
-	return { weights: [x.r, y.r], matrix, constant: norm(matrix), transverse: norm([x.rest, x.mixed, y.mixed, y.rest]),
-		ownQuery: rows.map(({ r, rest }) => 4 * a * r * rest) };
-}
+const { within, put, say, power } = live, { odds, sigmoid, derivative } = pair;
 
 // Largest value of a function with one hill on [low, high]: the best of a grid, then golden section around it.
 function highest(f, low, high) {
@@ -54,11 +39,9 @@ function settle(scene) {
 }
 
 function words({ p }, { a, constant, weights, peak, peakMass, meanField }) {
-	show("percent", say(100 * p));
-	show("weight", say(weights[1]));
-	show("where", a === 0 ? "With γ = 0 all scores are equal: every token takes the mean of all, and no mass does more than 1.00."
+	show({ percent: say(100 * p), weight: say(weights[1]), where: a === 0 ? "With γ = 0 all scores are equal: every token takes the mean of all, and no mass does more than 1.00."
 		: a < 0.8 ? `With a = γR² = ${+a.toPrecision(3)} the scores hardly differ: attention averages, and no mass does more than ${say(peak)}.`
-		: `The peak is at p = ${say(peakMass)}, which is ${(peakMass * Math.exp(2 * a)).toFixed(2)} · e⁻²ᵃ with a = γR² = ${+a.toPrecision(3)}. It is ${say(peak)} high, and the bound for all measures is ${say(meanField / peak)} times that.`);
+		: `The peak is at p = ${say(peakMass)}, which is ${(peakMass * Math.exp(2 * a)).toFixed(2)} · e⁻²ᵃ with a = γR² = ${+a.toPrecision(3)}. It is ${say(peak)} high, and the bound for all measures is ${say(meanField / peak)} times that.` });
 }
 
 function draw(scene, found) {
@@ -80,7 +63,7 @@ function draw(scene, found) {
 	bars({ constant, peak, sharp, meanField, published });
 	form.mass.value = Math.log10(p);
 	form.mass.setAttribute("aria-valuetext", say(p));
-	show("mass", say(p));
+	show({ mass: say(p) });
 	words(scene, found);
 }
 

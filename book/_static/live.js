@@ -36,11 +36,11 @@ const live = (() => {
 		const root = document.getElementById("live-" + name), one = (selector) => root.querySelector(selector);
 		const form = one("form"), START = JSON.parse(root.dataset.start), TRIES = JSON.parse(root.dataset.tries || "{}");
 		const sliders = [...form.elements].filter((e) => e.type === "range" && e.name in START);
-		const show = (key, value) => root.querySelectorAll(`[data-show=${key}]`).forEach((e) => { e.textContent = value; });
+		const show = (said) => { for (const key in said) root.querySelectorAll(`[data-show=${key}]`).forEach((e) => { e.textContent = said[key]; }); };
 		const bars = (values) => {
 			const top = Math.log1p(Math.max(...Object.values(values)));
 			for (const key in values) {
-				show(key, say(values[key]));
+				show({ [key]: say(values[key]) });
 				one(`[data-bar=${key}]`).style.width = 100 * Math.log1p(values[key]) / top + "%";
 			}
 		};
@@ -51,19 +51,19 @@ const live = (() => {
 			for (const e of sliders) next[e.name] = within(next[e.name], e.min, e.max);
 			scene = settle(next);
 			found = measure(scene);
-			for (const e of sliders) { e.value = scene[e.name]; show(e.name, minus(+scene[e.name].toFixed(2))); }
+			for (const e of sliders) { e.value = scene[e.name]; show({ [e.name]: minus(+scene[e.name].toFixed(2)) }); }
 			draw(scene, found);
 			clearTimeout(timer);
 			timer = timer === undefined ? 0 : setTimeout(() => { // once a change has settled: say it, and keep it in the address
 				one("[role=status]").textContent = one(".live-words").innerText;
-				if (sliders[0]) history.replaceState(null, "", "#live=" + encodeURIComponent(JSON.stringify(scene)));
+				if (form.elements[0]) history.replaceState(null, "", "#live=" + encodeURIComponent(JSON.stringify(scene)));
 			}, 400);
 		};
 		const read = () => {
-			try { set(JSON.parse(decodeURIComponent(location.hash.slice(6)))); } catch { if (!found) set({}); } // another anchor
+			try { set(JSON.parse(decodeURIComponent(location.hash.split("#live=")[1]))); root.scrollIntoView(); } catch { if (!found) set({}); } // another anchor
 		};
 		root.hidden = false;
-		const { settle, measure, draw, inputs, buttons } = make({ one, form, show, bars, set, state });
+		const { settle, measure, draw, inputs = {}, buttons } = make({ one, form, show, bars, set, state });
 		form.oninput = ({ target: { name, type, value, checked } }) => set(inputs[name]?.(value, scene) ?? { [name]: type === "checkbox" ? checked : value });
 		form.onclick = ({ target: { value } }) => { if (value === "reset") set(START); else if (buttons[value]) set(buttons[value](state())); };
 		for (const key in TRIES) for (const box of document.getElementsByClassName(key)) {

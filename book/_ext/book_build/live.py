@@ -7,6 +7,7 @@ loaded in their order: what all pictures share, what those with tokens share, an
 from __future__ import annotations
 
 import re
+from html import escape
 from pathlib import Path
 
 from docutils import nodes
@@ -15,12 +16,18 @@ from sphinx.util.docutils import SphinxDirective
 
 FOLDER = Path("book") / "_live"
 SHARED = {
-    "attention": ("live", "live-tokens"),
-    "teaser": ("live", "live-tokens"),
-    "two-points": ("live",),
+    "attention": ("live", "live-plane", "live-tokens"),
+    "crowd": ("live", "live-chart", "live-pair"),
+    "jacobian": ("live", "live-plane", "live-chart"),
+    "mask": ("live", "live-plane"),
+    "sink": ("live", "live-chart"),
+    "teaser": ("live", "live-plane", "live-tokens"),
+    "ties": ("live", "live-plane", "live-chart"),
+    "two-points": ("live", "live-pair"),
 }
 # A line that is a comment, the indentation of others, and a comment after a line.
 _FOR_READERS = re.compile(r"^\s*//.*\n|^\s+|[ \t]+// .*$", re.MULTILINE)
+_NEEDLESS_BREAK = re.compile(r"(?<=[;{(,])\n")
 
 
 class Live(SphinxDirective):
@@ -31,12 +38,22 @@ class Live(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """Return its markup, and remember which scripts the page needs."""
         name = self.arguments[0]
-        path = Path(self.env.srcdir) / FOLDER / f"{name}.html"
-        if not path.exists():
-            raise self.error(f"there is no live picture {name}: {FOLDER / path.name} is missing")
-        self.env.note_dependency(str(path))
+        root = Path(self.env.srcdir)
+        if not (root / FOLDER / f"{name}.html").exists():
+            raise self.error(f"there is no live picture {name}: {FOLDER / name}.html is missing")
+        for path in (root / FOLDER).glob(f"{name}.*"):
+            self.env.note_dependency(str(path))
         self.env.metadata[self.env.docname].setdefault("live", []).append(name)
-        return [nodes.raw("", path.read_text(encoding="utf8"), format="html")]
+        return [nodes.raw("", markup(root, name), format="html")]
+
+
+def markup(root: Path, name: str) -> str:
+    """Return the markup of a live picture, with the data that stand beside it in place of ``{data}``."""
+    data = root / FOLDER / f"{name}.json"
+    html = (root / FOLDER / f"{name}.html").read_text(encoding="utf8")
+    return (
+        html.replace("{data}", escape(data.read_text(encoding="utf8"))) if data.exists() else html
+    )
 
 
 def scripts(names: list[str]) -> list[str]:
@@ -46,8 +63,8 @@ def scripts(names: list[str]) -> list[str]:
 
 
 def compact(script: str) -> str:
-    """Return a script without the comments and the indentation that only its authors need."""
-    return _FOR_READERS.sub("", script)
+    """Return a script without the comments, the indentation and the line breaks that only its authors need."""
+    return _NEEDLESS_BREAK.sub("", _FOR_READERS.sub("", script))
 
 
 def load_scripts(app: Sphinx, pagename, templatename, context, doctree) -> None:
