@@ -87,7 +87,7 @@ check: book  ## open every built page in a browser and check it
 attack: $(STAMP) $(WEIGHTS)  ## try to break every bound, at length
 	$(BIN)/python -m lipcore.lab.attack --output $(BUILD)/attack.json $(ATTACK_FLAGS)
 
-sweep: $(STAMP) $(WEIGHTS)  ## measure what Part III rests on (75 minutes of one core; resumes), store the tables
+sweep: $(STAMP) $(WEIGHTS)  ## measure what the chapters on real text rest on (75 minutes of one core; resumes), store the tables
 	for plan in sweep texts; do \
 	  OMP_NUM_THREADS=1 $(BIN)/lipcore sweep --plan book/data/$$plan.toml --folder $(BUILD)/sweep --export book/data/$$plan.parquet $(SWEEP_FLAGS) || exit; \
 	done
@@ -95,7 +95,7 @@ sweep: $(STAMP) $(WEIGHTS)  ## measure what Part III rests on (75 minutes of one
 images: $(STAMP) $(WEIGHTS)  ## measure the models of images and of speech (some minutes; resumes), store the table
 	OMP_NUM_THREADS=1 $(BIN)/python -m lipcore.lab.images_and_speech --folder $(BUILD)/images --export book/data/images_and_speech.parquet
 
-searches: $(STAMP) $(WEIGHTS)  ## run the token searches of chapter 17 against each other (5 minutes of one core), store them
+searches: $(STAMP) $(WEIGHTS)  ## run the searches of the chapter on attacks in token space against each other (5 minutes of one core), store them
 	OMP_NUM_THREADS=1 $(BIN)/python -m lipcore.lab.token_race book/data/searches.json
 
 depth: $(STAMP) $(WEIGHTS)  ## measure σ through the depth of three models (4 minutes of one core; resumes), store it

@@ -711,7 +711,7 @@ def test_the_small_picture_follows_every_hand(browser, teaser):
     assert drawn(page) != by_key
     page.wait_for_function("document.querySelector('#live-teaser [role=status]').textContent")
     assert (
-        page.locator("#live-teaser [role=status]").inner_text().startswith("This nudge is answered")
+        page.locator("#live-teaser [role=status]").inner_text().startswith("This push is answered")
     )
     assert page.url == address, "the first page keeps its address"
     assert page.locator("#live-teaser svg").bounding_box()["width"] > 300
