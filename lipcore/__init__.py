@@ -1,4 +1,8 @@
-"""Local Lipschitz constants of attention: Jacobians, certified spectral norms, bounds."""
+"""Measure and bound how much a layer of attention can magnify a small change of its tokens.
+
+The package has Jacobians of attention, their spectral norms with certificates, which are the local
+Lipschitz constants, and bounds on Lipschitz constants, each with the theorem that proves it.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +54,7 @@ _HOMES = {
 
 
 def __getattr__(name: str):
-    """Import on first use: the command line's help and the claims of pages need no PyTorch."""
+    """Import on first use, since command-line help and the claims of pages need no PyTorch."""
     if name in _HOMES:
         value = getattr(importlib.import_module(f"lipcore.{_HOMES[name]}"), name)
     elif name in __all__:

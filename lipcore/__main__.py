@@ -1,4 +1,4 @@
-"""``python -m lipcore``: the whole command line, of models and of the book's laboratory."""
+"""``python -m lipcore`` is the whole command line, of the models and of the book's laboratory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lipcore.models import cli
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line with all its commands: see :func:`lipcore.models.cli.main`."""
+    """Run the command line with all its commands, see :func:`lipcore.models.cli.main`."""
     return cli.main(argv, further=[add_sweep])
 
 

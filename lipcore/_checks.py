@@ -1,4 +1,4 @@
-"""Refusing bad input: every message names the argument, what was expected, and what came."""
+"""Checks of arguments; every message names the argument, what was expected, and what came."""
 
 from __future__ import annotations
 

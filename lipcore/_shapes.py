@@ -1,4 +1,4 @@
-"""Whether the tensors of a layer fit together: every message names the argument."""
+"""Checks that the tensors of a layer fit together; every message names the argument."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def check_shapes(layer) -> None:
 
 
 def _gates(layer, heads: int, p: int, d: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of gates: one number for each head, or one for each of its p outputs."""
+    """Return the shapes of gates: one number for each head, or one for each of its p outputs."""
     given = layer.gate_bias if layer.gate is None else layer.gate
     if given is None:
         return {}

@@ -1,4 +1,4 @@
-"""Self-attention as a map on tokens: heads, biases, masks, rotary positions, output projection.
+"""Self-attention as a map on tokens, with heads, biases, masks, rotary positions and a projection.
 
 Tokens are the rows of X (…, n, d); dimensions before the last two are a batch. Arguments that do
 not fit, are not finite, or are not float32 or float64 raise a ValueError or a TypeError.
@@ -24,7 +24,7 @@ from lipcore.operators import LinearOperator
 
 
 def attention_map(X: Tensor, A: Tensor, V: Tensor, *, causal: bool = False) -> Tensor:
-    r"""Self-attention with one head, in the notation of the book (:prf:ref:`def-attention`).
+    r"""Return the outputs of self-attention with one head (:prf:ref:`def-attention`).
 
     .. math:: f(X)_i = V \sum_j P_{ij} x_j,
         \qquad P_{i\cdot} = \mathrm{softmax}_j\big((Ax_i)\cdot x_j\big)
@@ -34,7 +34,7 @@ def attention_map(X: Tensor, A: Tensor, V: Tensor, *, causal: bool = False) -> T
     X : Tensor, shape (…, n, d)
     A, V : Tensor, shapes (d, d) and (p, d)
     causal : bool
-        Whether token i sees only the tokens j ≤ i: the masked map :math:`f^m`.
+        Whether token i sees only the tokens j ≤ i, as in the masked map :math:`f^m`.
 
     Returns
     -------
@@ -62,37 +62,37 @@ class Attention:
     Parameters
     ----------
     query, key : Tensor, shapes (heads, k, d) and (key heads, k, d)
-        Fewer key heads than heads is grouped-query attention. Keys and values may read tokens of
-        another dimension than queries do: such a layer is for :meth:`cross` alone.
+        With fewer key heads than heads this is grouped-query attention. Keys and values may read
+        tokens of another dimension than queries do; such a layer works in :meth:`cross` alone.
     value : Tensor, shape (key heads, p, d)
     query_bias, key_bias, value_bias : Tensor, shapes (·, k), (·, k), (·, p), optional
     output : Tensor, shape (q, heads·p), optional
         Output projection ``[W_1 … W_H]``. Without it the heads are concatenated.
     output_bias : Tensor, shape (q,), optional
     causal : bool
-        Token i sees the tokens j ≤ i only.
+        Whether token i sees only the tokens j ≤ i.
     window : int, optional
         Token i sees the tokens that are fewer than ``window`` places away, itself included.
     mask : Tensor of bool, shape broadcastable to (…, heads, n, n), optional
-        True where query i may see key j, in all sequences and heads or in each; it fixes n.
+        True where query i may see key j; a mask fixes the number n of tokens.
     bias : Tensor, shape broadcastable to (…, heads, n, n), optional
-        Added to the scores, −∞ where a key is hidden: ALiBi, relative positions; it fixes n.
+        Numbers added to the scores (ALiBi, relative positions), −∞ to hide a key; they fix n.
     sinks : Tensor, shape (heads,), optional
-        Score of one more key with value zero: rows of P sum to less than one.
+        Score of one more key, whose value is zero; rows of P then sum to less than one.
     softcap : float, optional
-        c > 0: a score s becomes :math:`c \tanh(s/c)`, before biases and masks.
+        The number c > 0; a score s becomes :math:`c \tanh(s/c)`, before biases and masks.
     query_norm, key_norm : callable, optional
-        What each head's queries and keys (…, heads, n, k) go through before they turn, each vector
-        alone, such as an ``nn.RMSNorm``. With these, or ``softcap``, the Jacobian is by autodiff.
+        Maps, such as ``nn.RMSNorm``, of each query and each key vector (…, heads, n, k) before its
+        rotation. With these, or ``softcap``, the Jacobian is by automatic differentiation.
     gate, gate_bias : Tensor, shapes (heads, 1 or p, d) and (heads, 1 or p), optional
         Head h is multiplied by :math:`\mathrm{sigmoid}(G_h x_i + b_h)`, one number or one for each
         of its p outputs; ``gate_bias`` alone is a fixed gate, which is multiplied into the values.
     log_weights : Tensor, shape (n,), optional
-        Logarithm of each token's mass, −∞ for none: ``P_ij ∝ w_j exp(s_ij)``; it fixes n.
+        Logarithms of the tokens' masses w, −∞ for no mass: ``P_ij ∝ w_j exp(s_ij)``; they fix n.
     scale : float, optional
-        λ; ``1/√k`` if left out.
+        The factor λ of the scores, ``1/√k`` if left out.
     rotary : Tensor, shape (k/2,), optional
-        Frequencies ω: query and key of token i turn by i·ω (:prf:ref:`prop-norm-rotary`).
+        Frequencies ω; query and key of token i are rotated by i·ω (:prf:ref:`prop-norm-rotary`).
 
     Examples
     --------
@@ -136,7 +136,7 @@ class Attention:
         groups = self.query.shape[0] // self.key.shape[0]
         for name in ("key", "value", "key_bias", "value_bias"):
             shared = getattr(self, name)
-            if groups > 1 and shared is not None:  # one copy a head: no formula needs a case
+            if groups > 1 and shared is not None:  # copied, so that formulas need no special case
                 object.__setattr__(self, name, shared.repeat_interleave(groups, dim=0))
         if self.gate is None and self.gate_bias is not None:  # fixed gates are part of the values
             gates = torch.sigmoid(self.gate_bias)
@@ -147,7 +147,7 @@ class Attention:
 
     @classmethod
     def from_matrices(cls, A: Tensor, V: Tensor, **options) -> Attention:
-        r"""One head with scores :math:`s_{ij} = (A x_i)\cdot x_j` and values :math:`V x_j`.
+        r"""Return a layer of one head: scores :math:`s_{ij} = (A x_i)\cdot x_j`, values ``V x_j``.
 
         Parameters
         ----------
@@ -161,9 +161,9 @@ class Attention:
 
     @classmethod
     def from_module(cls, module: nn.Module, *args, **inputs) -> Attention:
-        """Read a layer out of a module of PyTorch or transformers, verified against it on the spot.
+        """Return the attention of a PyTorch or transformers module, compared with it on the spot.
 
-        :func:`lipcore.models.modules.from_module` says what it takes, and what it refuses.
+        :func:`lipcore.models.modules.from_module` says which modules it accepts.
 
         Examples
         --------
@@ -175,7 +175,7 @@ class Attention:
         return from_module(module, *args, **inputs)
 
     def __repr__(self) -> str:
-        """Sizes in one line, and what there is besides weights and their biases."""
+        """Return one line with the sizes and the names of the options in use."""
         heads = f"{self.heads} head{'s' if self.heads > 1 else ''}"
         rest = [*vars(self).items()][8:]  # behind the weights and their biases
         given = [k for k, x in rest if x is not None and x is not False and k != "scale"]
@@ -184,17 +184,17 @@ class Attention:
 
     @property
     def heads(self) -> int:
-        """Number of query heads."""
+        """The number of query heads."""
         return self.query.shape[0]
 
     @property
     def d(self) -> int:
-        """Dimension of the tokens that come in."""
+        """The dimension of the tokens that come in."""
         return self.query.shape[2]
 
     @property
     def output_dim(self) -> int:
-        """Dimension of the tokens that go out."""
+        """The dimension of the tokens that go out."""
         return self.heads * self.value.shape[1] if self.output is None else self.output.shape[0]
 
     def to(self, *args, **kwargs) -> Attention:
@@ -209,7 +209,7 @@ class Attention:
         return replace(self, **moved)
 
     def head(self, index: int) -> Attention:
-        """Head ``index`` alone, with its columns of the output projection and no output bias."""
+        """Return head ``index`` alone, with its columns of the output projection, no bias."""
         if not -self.heads <= index < self.heads:
             raise IndexError(f"index: expected a head from 0 to {self.heads - 1}, got {index}")
         index %= self.heads
@@ -225,13 +225,13 @@ class Attention:
         return replace(self, **picked, output_bias=None)
 
     def members(self, batch: tuple[int, ...], index) -> Attention:
-        """The layer of some sequences of a batch: :func:`lipcore.masks.members`."""
+        """Return the layer for some sequences of a batch, by :func:`lipcore.masks.members`."""
         return members(self, batch, index)
 
     def compressed(self) -> tuple[Attention, Tensor, Tensor]:
         r"""Return the same layer in fewer dimensions, and the orthonormal frames that lead back.
 
-        What a layer does to tokens passes through the rows of Q_h, K_h and V_h, and comes out
+        A layer reads tokens only through the rows of Q_h, K_h and V_h, and writes its outputs only
         through the columns of W_h. With orthonormal bases Z, U of these spaces,
         :math:`f(X) = g(XZ)\,U^\top` up to the output bias, and the Jacobians of f and g have the
         same norm (:prf:ref:`prop-fast-heads`).
@@ -240,7 +240,7 @@ class Attention:
         -------
         g : Attention
         Z : Tensor, shape (d, min(d, heads · (2k + p)))
-            The identity where nothing is gained.
+            The identity if no dimension is saved.
         U : Tensor, shape (output_dim, min(output_dim, heads · p))
         """
         names = ("query", "key", "value", *(["gate"] if self.gate is not None else []))
@@ -263,11 +263,11 @@ class Attention:
         return self.heads * (2 * k + p + gates) < self.d or self.heads * p < self.output_dim
 
     def score_matrices(self) -> Tensor:
-        r""":math:`A_h = \lambda K_h^\top Q_h`, (heads, d, d); if rotary, at equal positions."""
+        r"""Return :math:`A_h = \lambda K_h^\top Q_h`, (heads, d, d); rotary at equal positions."""
         return self.scale * self.key.mT @ self.query
 
     def score_offsets(self) -> Tensor:
-        r""":math:`c_h = \lambda K_h^\top b^q_h`, shape (heads, d): what biases do to scores.
+        r"""Return :math:`c_h = \lambda K_h^\top b^q_h`, what biases add to scores, (heads, d).
 
         Scores are :math:`(A_h x_i + c_h)\cdot x_j` up to a constant in j, which the softmax
         cancels (:prf:ref:`prop-biases`).
@@ -277,31 +277,31 @@ class Attention:
         return self.scale * (self.key.mT @ self.query_bias[..., None])[..., 0]
 
     def value_matrices(self) -> Tensor:
-        """``W_h V_h``, shape (heads, output_dim, d); ``V_h``, (heads, p, d), without projection."""
+        """Return ``W_h V_h``, (heads, output_dim, d), or ``V_h``, (heads, p, d), if no output."""
         if self.output is None:
             return self.value
         return self.output.unflatten(1, (self.heads, -1)).movedim(1, 0) @ self.value
 
     def angles(self, n: int) -> Tensor | None:
-        """Rotary angles of the positions 0 … n − 1, shape (n, k/2), or None."""
+        """Return the rotary angles of the positions 0 … n − 1, shape (n, k/2), or None."""
         if self.rotary is None:
             return None
         positions = torch.arange(n, dtype=self.rotary.dtype, device=self.rotary.device)
         return positions[:, None] * self.rotary
 
     def rotated(self, vectors: Tensor, *, back: bool = False) -> Tensor:
-        """Queries or keys (…, n, k) turned by the angles of their positions, or turned back."""
+        """Return queries or keys (…, n, k) rotated by their positions' angles, or rotated back."""
         angles = self.angles(vectors.shape[-2])
         return vectors if angles is None else rotate(vectors, -angles if back else angles)
 
     def project(
         self, X: Tensor, memory: Tensor | None = None, *, value_bias: bool = True
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries times λ, keys and values of every head, shapes (…, heads, n, k | k | p).
+        """Return queries times λ, keys and values of every head, shapes (…, heads, n, k | k | p).
 
-        Keys and values are of the tokens ``memory``, of X itself if left out.
-        Values without their bias have the same derivative unless there are sinks, and keep their
-        digits where it is large.
+        Keys and values are made from ``memory``, or from X if that is left out. Unless there are
+        sinks, the derivative does not depend on the bias of the values; leaving out a large bias
+        avoids its rounding errors.
         """
         queries = per_head(X, self.query, self.query_bias)
         queries = self.rotated(self.query_norm(queries) if self.query_norm else queries)
@@ -312,7 +312,7 @@ class Attention:
         return self.scale * queries, keys, values
 
     def row_weights(self, queries: Tensor, keys: Tensor, rows: slice) -> Tensor:
-        """Weights P of the given rows; ``keys`` may be cut after the last one that they see."""
+        """Return the weights P of some rows; ``keys`` may end with the last key that they see."""
         scores = queries[..., rows, :] @ keys.mT
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)
@@ -334,28 +334,28 @@ class Attention:
         return X
 
     def weights(self, X: Tensor) -> Tensor:
-        """Attention weights P, shape (…, heads, n, n); each row sums to one, or less with sinks."""
+        """Return the attention weights P, (…, heads, n, n); rows sum to one, or less with sinks."""
         queries, keys, _ = self.project(self.check_input(X))
         check_scores(queries, keys)
         return self.row_weights(queries, keys, slice(0, X.shape[-2]))
 
     def __call__(self, X: Tensor) -> Tensor:
-        """f(X), shape (…, n, output_dim), for X of shape (…, n, d). Differentiable in X."""
+        """Return f(X), shape (…, n, output_dim), for X of shape (…, n, d); differentiable in X."""
         queries, keys, values = self.project(self.check_input(X))
         check_scores(queries, keys)
         P = self.row_weights(queries, keys, slice(0, X.shape[-2]))
         return self.join_heads(self.gated(P @ values, X), bias=True)
 
     def gates(self, X: Tensor) -> Tensor | None:
-        """What the tokens X that ask multiply each head by, (…, heads, n, 1 or p), or None."""
+        """Return the gates at the queries' tokens X, shape (…, heads, n, 1 or p), or None."""
         return None if self.gate is None else per_head(X, self.gate, self.gate_bias).sigmoid()
 
     def gated(self, heads: Tensor, X: Tensor) -> Tensor:
-        """What heads put out, (…, heads, n, p), times the gates at X."""
+        """Return the outputs of the heads, (…, heads, n, p), times the gates at X."""
         return heads if self.gate is None else self.gates(X) * heads
 
     def join_heads(self, per_head: Tensor, *, bias: bool = False) -> Tensor:
-        """(…, heads, n, p) → (…, n, output_dim): concatenate the heads, then project."""
+        """Concatenate the heads (…, heads, n, p), project them, and return (…, n, output_dim)."""
         joined = per_head.transpose(-3, -2).flatten(-2)
         if self.output is not None:
             joined = joined @ self.output.mT
@@ -363,15 +363,16 @@ class Attention:
 
     @property
     def beyond(self) -> list[str]:
-        """What it has that the formulas of :prf:ref:`thm-jacobian` know nothing of."""
+        """The options in use that the formulas of :prf:ref:`thm-jacobian` do not cover."""
         names = ("softcap", "query_norm", "key_norm", "gate")
         return [name for name in names if getattr(self, name) is not None]
 
     def jacobian(self, X: Tensor) -> LinearOperator:
-        """Jacobian at X, a linear operator: :class:`lipcore.jacobian.AttentionJacobian`.
+        """Return the Jacobian at X as an operator, an :class:`~lipcore.jacobian.AttentionJacobian`.
 
-        With a softcap or normalised queries or keys, :class:`lipcore.jacobian.AutogradJacobian`;
-        with gates, :class:`lipcore.gates.GatedJacobian` of that.
+        With a softcap or normalised queries or keys it is an
+        :class:`~lipcore.jacobian.AutogradJacobian`; gates put a
+        :class:`~lipcore.gates.GatedJacobian` around either.
         """
         if self.gate is not None:
             bare = without_gates(self)
@@ -381,21 +382,21 @@ class Attention:
     def cross(
         self, *, memory: Tensor | None = None, queries: Tensor | None = None
     ) -> CrossAttention:
-        """Cross-attention to a fixed memory, a map of the queries' tokens, or the reverse.
+        """Return cross-attention as a map of the queries' tokens or of the memory, the other fixed.
 
         Parameters
         ----------
         memory, queries : Tensor, shape (…, n, d)
-            The one that is held fixed, for all sequences or for each. The map, a
-            :class:`~lipcore.cross.CrossAttention`, takes the other.
+            The one that is held fixed, once for all sequences or once for each. The returned
+            :class:`~lipcore.cross.CrossAttention` is a map of the other.
         """
         return CrossAttention(self, memory=memory, queries=queries)
 
 
 def rotate(vectors: Tensor, angles: Tensor) -> Tensor:
-    r"""Rotate the plane (r, r + k/2) of each vector by ``angles[…, r]``: the rotary position map.
+    r"""Rotate the plane (r, r + k/2) of each vector by ``angles[…, r]``, as rotary positions do.
 
-    An isometry of each vector of ``vectors`` (…, n, k), undone by ``-angles``, of shape (n, k/2).
+    The vectors (…, n, k) keep their norms, and the negative of ``angles`` (n, k/2) turns them back.
     """
     first, second = vectors.chunk(2, dim=-1)
     cos = angles.cos()
@@ -404,7 +405,7 @@ def rotate(vectors: Tensor, angles: Tensor) -> Tensor:
 
 
 def _frame(matrix: Tensor) -> Tensor:
-    """Orthonormal columns that span the columns of a matrix; the identity where they span all."""
+    """Return an orthonormal basis of a matrix's columns, or the identity if they span all."""
     rows, columns = matrix.shape
     if columns >= rows:
         return torch.eye(rows, dtype=matrix.dtype, device=matrix.device)

@@ -1,4 +1,4 @@
-"""Which heads, and which of the Jacobian's three terms, move the output, and make σ large."""
+"""How much each head, and each of the Jacobian's three terms, adds to σ and to output moves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROWS = 256
 
 
 def head_and_term_shares(layer, X: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    r"""What each head and each term of the Jacobian adds to :math:`\langle u, D_Xf[v]\rangle`.
+    r"""Return what each head and term of the Jacobian adds to :math:`\langle u, D_Xf[v]\rangle`.
 
     The Jacobian is a sum over heads and over the three terms of :prf:ref:`thm-jacobian`: the
     derivative with respect to the values (mixing), to the queries (own query) and to the keys
@@ -23,13 +23,13 @@ def head_and_term_shares(layer, X: Tensor, left: Tensor, right: Tensor) -> Tenso
     layer : Attention or CrossAttention
     X : Tensor, shape (…, n, d)
     left, right : Tensor, shapes (…, n, output_dim) and (…, n, d)
-        u and v.
+        The singular vectors u and v.
 
     Returns
     -------
     Tensor, shape (…, heads, 3)
-        Mixing, own query, others' keys; some may be negative. With gates, (…, heads, 4): what
-        their derivative adds comes last.
+        Mixing, own query (the query term) and others' keys (the key term); some may be negative.
+        With gates the shape is (…, heads, 4), and what their derivative adds comes last.
 
     Examples
     --------
@@ -61,18 +61,18 @@ def head_and_term_shares(layer, X: Tensor, left: Tensor, right: Tensor) -> Tenso
 
 @torch.no_grad()
 def moves_by_term(layer, X: Tensor, H: Tensor) -> Tensor:
-    r"""What each term of the Jacobian makes of a move of the tokens: three parts of D_X f[H].
+    r"""Return the parts of D_X f[H] by the terms of the Jacobian, for a move H of the tokens.
 
     Parameters
     ----------
     layer : Attention
-        Without gates.
+        A layer without gates.
     X, H : Tensor, shape (…, n, d)
 
     Returns
     -------
     Tensor, shape (3, …, n, output_dim)
-        Mixing, own query, others' keys; their sum is D_X f[H].
+        Mixing, own query (the query term) and others' keys (the key term); their sum is D_X f[H].
 
     Examples
     --------
@@ -91,12 +91,12 @@ def moves_by_term(layer, X: Tensor, H: Tensor) -> Tensor:
 
 
 def _change_of_gates(layer, X: Tensor, right: Tensor) -> Tensor:
-    """Change of the heads' outputs (…, heads, n, p) if the gates alone move."""
+    """Return the change of the heads' outputs (…, heads, n, p) if the gates alone move."""
     return torch.func.jvp(layer.gates, (X,), (right.detach(),))[1] * head_outputs(layer, X)
 
 
 def _change(layer, projected, tangents, moved: int, rows: slice) -> Tensor:
-    """Change of the heads' outputs (…, heads, rows, p) if queries, keys or values alone move."""
+    """Return the heads' change (…, heads, rows, p) if queries, keys or values alone move."""
 
     def outputs(part: Tensor) -> Tensor:
         parts = list(projected)

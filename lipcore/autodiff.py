@@ -1,4 +1,4 @@
-"""Derivatives of other people's code: it runs as it is, and what it cannot do is said in a line."""
+"""Derivatives of any code, which runs as it is; what has no derivative is said in one line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lipcore._checks import check_tokens
 # The choice of kernels, the seed and forward mode belong to the process: one thread at a time.
 _ALONE = threading.RLock()
 _DTYPES = re.compile(r"dtype|scalar type|Input type|data type")
-#: What to change, by what PyTorch says of an operation without a derivative rule.
+#: Patterns in what PyTorch says of an operation without a derivative rule, and what to change.
 _CURES = (
     (r"reentrant|CheckpointFunction", "pass use_reentrant=False to torch.utils.checkpoint"),
     (r"autograd\.Function", "give the torch.autograd.Function in it a backward of its own"),
@@ -35,15 +35,15 @@ _CURES = (
 
 @contextlib.contextmanager
 def undisturbed(device: torch.device) -> Iterator[None]:
-    """Let foreign code run alone, with kernels that have derivatives, and put the seed back.
+    """Run foreign code alone, with kernels that have derivatives, and restore the seed afterwards.
 
     Inference mode and ``torch.no_grad`` outside are lifted, fused attention runs as PyTorch's
-    mathematical kernel, and what ``torch.compile`` has wrapped runs as it was written.
+    mathematical kernel, and what ``torch.compile`` has wrapped runs uncompiled.
 
     Parameters
     ----------
     device : torch.device
-        Where the code computes; random numbers of the CPU and of this device are put back.
+        Where the code computes; the seeds of the CPU and of this device are restored.
 
     Examples
     --------
@@ -74,8 +74,8 @@ class Derivative:
     Parameters
     ----------
     fn : callable
-        From a tensor like X to a tensor.
-        It is called at once, inside :func:`undisturbed` if it is not known.
+        A map from a tensor like X to a tensor. It is called at once, so that unknown code should
+        be given inside :func:`undisturbed`.
     X : Tensor
 
     Examples
@@ -96,21 +96,21 @@ class Derivative:
         self.value = self._output.detach() if is_tensor else self._output
 
     def evaluate(self, X: Tensor) -> Tensor:
-        """The map at X, without a derivative."""
+        """Return the value of the map at X, without a derivative."""
         with undisturbed(X.device), torch.no_grad(), one_line():
             return self._called(X)
 
     def pull(self, G: Tensor) -> Tensor:
-        """Jᵀ[G], by reverse mode."""
+        """Return Jᵀ[G], by reverse mode."""
         with undisturbed(G.device), _explained():
             G = G.detach().clone()  # it may come from inference mode
             if self._transposed is None and not self._once:
-                with contextlib.suppress(RuntimeError):  # said below, or by push
+                with contextlib.suppress(RuntimeError):  # reported below, or by push
                     return self._transpose(G.requires_grad_())[1].detach()
             return self._pulled(G.detach())
 
     def push(self, H: Tensor) -> Tensor:
-        """J[H], by reverse mode through reverse mode; else by forward mode."""
+        """Return J[H], by reverse mode applied twice, or by forward mode where that fails."""
         with undisturbed(H.device), _explained():
             if not self._output.requires_grad:
                 return torch.zeros_like(self.value)
@@ -134,12 +134,12 @@ class Derivative:
             return torch.func.jvp(self._called, (self.X,), (H.clone(),))[1]
 
     def _transpose(self, G: Tensor) -> tuple[Tensor, Tensor]:
-        """Some G, and Jᵀ[G] as a function of it: the same function wherever it starts."""
+        """Return some G, and Jᵀ[G] as a function of it, which is linear: any G will do."""
         self._transposed = G, self._pulled(G, create_graph=True)
         return self._transposed
 
     def _pulled(self, G: Tensor, *, create_graph: bool = False) -> Tensor:
-        if not self._output.requires_grad:  # it does not depend on X, or hides that it does
+        if not self._output.requires_grad:  # no dependence on X, or a hidden one
             return torch.zeros_like(self.X)
         options = {"retain_graph": True, "create_graph": create_graph, "materialize_grads": True}
         try:
@@ -147,7 +147,7 @@ class Derivative:
         except RuntimeError as error:
             if "modified by an inplace operation" not in str(error):
                 raise
-        with saved_tensors_hooks(torch.clone, lambda kept: kept):  # what is saved stays as it was
+        with saved_tensors_hooks(torch.clone, lambda kept: kept):  # nothing saved is overwritten
             self._output = self._called(self._input)
         return torch.autograd.grad(self._output, self._input, G, **options)[0]
 
@@ -158,7 +158,7 @@ class Derivative:
 
 
 def arranged(fn: Callable, X: Tensor, layout: str) -> tuple[Tensor, Callable]:
-    """X and the map with the batch in front: as they are, or both transposed from (n, batch, d)."""
+    """Return X and the map with the batch in front, both transposed if it is (n, batch, d)."""
     check_tokens(X)
     if layout == "NLE":
         return X, fn
@@ -176,12 +176,12 @@ def arranged(fn: Callable, X: Tensor, layout: str) -> tuple[Tensor, Callable]:
 
 @contextlib.contextmanager
 def one_line() -> Iterator[None]:
-    """Turn what PyTorch says of a map that fails into one line.
+    """Turn what PyTorch says of a map that fails into an error of one line.
 
     Raises
     ------
     TypeError, RuntimeError
-        Where dtypes do not fit, and for any other failure of PyTorch.
+        TypeError where dtypes do not fit, RuntimeError for any other failure of PyTorch.
     """
     try:
         yield
@@ -197,7 +197,7 @@ def one_line() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
-    """Where autodiff has no rule, say in one line what to change."""
+    """Say in one line what to change where automatic differentiation has no rule."""
     try:
         yield
     except torch.OutOfMemoryError:

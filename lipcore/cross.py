@@ -1,9 +1,9 @@
-r"""Cross-attention: queries from one sequence, keys and values from another, its memory.
+r"""Cross-attention, with queries from one sequence, and keys and values from another, the memory.
 
 As a map of both, :math:`f(X, M)_i = \sum_j P_{ij} V y_j` with
-:math:`P_{i\cdot} = \mathrm{softmax}_j((Ax_i + c)\cdot y_j)` for one head. The three terms of
-:prf:ref:`thm-jacobian` part: if the queries' tokens move there is only *own query*,
-:math:`V C_i A h_i`, token by token; if the memory moves, only *mixing* and *others' keys*.
+:math:`P_{i\cdot} = \mathrm{softmax}_j((Ax_i + c)\cdot y_j)` for one head. Of the three terms of
+:prf:ref:`thm-jacobian`, only *own query*, the query term :math:`V C_i A h_i`, is left if the
+queries' tokens move; if the memory moves, *mixing* and *others' keys*, the key term, are left.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from lipcore.operators import LinearOperator
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CrossAttention:
-    """Attention to a fixed memory as a map of the tokens that ask, or the reverse.
+    """Cross-attention as a map of the queries' tokens, with a fixed memory, or the reverse.
 
-    Get one from :meth:`lipcore.attention.Attention.cross`. Masks and biases of the layer are for
+    :meth:`lipcore.attention.Attention.cross` makes one. Masks and biases of the layer have shape
     (queries, keys), and rotary positions count each sequence from zero.
 
     Parameters
     ----------
     attention : Attention
-        Neither causal nor with a window: say with a mask who sees what.
+        A layer without ``causal`` and ``window``; a mask can say which keys each query sees.
     memory, queries : Tensor, shape (…, n, d)
-        Exactly one of them, which is held fixed; its batch is that of the map's inputs, or none.
+        Exactly one of them, the one that is held fixed. Its batch is that of the map's inputs, or
+        empty.
 
     Examples
     --------
@@ -69,7 +70,7 @@ class CrossAttention:
         check_same_kind(name, self._fixed, self.attention.query, "the attention's weights")
 
     def __repr__(self) -> str:
-        """The layer, and what is held fixed."""
+        """Return one line with the layer and what is held fixed."""
         moving = "queries" if self.queries is None else "memory"
         held = "memory" if self.queries is None else "queries"
         return f"{self.attention!r} of {moving}, at {held} of shape {tuple(self._fixed.shape)}"
@@ -80,32 +81,32 @@ class CrossAttention:
 
     @property
     def heads(self) -> int:
-        """Number of heads."""
+        """The number of heads."""
         return self.attention.heads
 
     @property
     def d(self) -> int:
-        """Dimension of the tokens that come in."""
+        """The dimension of the tokens that come in."""
         return self.attention.d if self.queries is None else self.attention.key.shape[2]
 
     @property
     def output_dim(self) -> int:
-        """Dimension of the tokens that go out."""
+        """The dimension of the tokens that go out."""
         return self.attention.output_dim
 
     @property
     def output(self) -> Tensor | None:
-        """The output projection."""
+        """The output projection, or None."""
         return self.attention.output
 
     @property
     def sinks(self) -> Tensor | None:
-        """Scores of keys with value zero."""
+        """The scores of the attention sinks, keys with value zero, or None."""
         return self.attention.sinks
 
     @property
     def terms(self) -> tuple[int, ...]:
-        """Which of mixing, own query and others' keys there are, as numbers 0, 1 and 2."""
+        """The terms of the Jacobian that are left: 0 is mixing, 1 own query, and 2 others' keys."""
         return (1,) if self.queries is None else (0, 2)
 
     def to(self, *args, **kwargs) -> CrossAttention:
@@ -115,7 +116,7 @@ class CrossAttention:
         return CrossAttention(self.attention.to(*args, **kwargs), **moved)
 
     def pair(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """The queries' tokens and the memory, of which one is X, with the same batch."""
+        """Return the queries' tokens and the memory, of which one is X, with the same batch."""
         fixed = self._fixed.expand(*X.shape[:-2], *self._fixed.shape[-2:])
         return (X, fixed) if self.queries is None else (fixed, X)
 
@@ -131,42 +132,42 @@ class CrossAttention:
         return X
 
     def project(self, X: Tensor, *, value_bias: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries times λ, keys and values: :meth:`lipcore.attention.Attention.project`."""
+        """Return queries times λ, keys, values: :meth:`lipcore.attention.Attention.project`."""
         return self.attention.project(*self.pair(X), value_bias=value_bias)
 
     def row_weights(self, queries: Tensor, keys: Tensor, rows: slice) -> Tensor:
-        """Weights P of the given rows."""
+        """Return the weights P of the given rows."""
         return self.attention.row_weights(queries, keys, rows)
 
     def weights(self, X: Tensor) -> Tensor:
-        """Attention weights P, shape (…, heads, queries, keys)."""
+        """Return the attention weights P, shape (…, heads, queries, keys)."""
         queries, keys, _ = self.project(self.check_input(X))
         check_scores(queries, keys)
         return self.row_weights(queries, keys, slice(0, queries.shape[-2]))
 
     def __call__(self, X: Tensor) -> Tensor:
-        """The output, shape (…, queries, output_dim). Differentiable in X."""
+        """Return the output, shape (…, queries, output_dim); differentiable in X."""
         queries, keys, values = self.project(self.check_input(X))
         check_scores(queries, keys)
         P = self.row_weights(queries, keys, slice(0, queries.shape[-2]))
         return self.attention.join_heads(self.gated(P @ values, X), bias=True)
 
     def gates(self, X: Tensor) -> Tensor | None:
-        """The gates at the tokens that ask, (…, heads, queries, 1 or p), or None."""
+        """Return the gates at the queries' tokens, (…, heads, queries, 1 or p), or None."""
         return self.attention.gates(self.pair(X)[0])
 
     def gated(self, heads: Tensor, X: Tensor) -> Tensor:
-        """What heads put out times the gates."""
+        """Return the outputs of the heads times the gates."""
         return self.attention.gated(heads, self.pair(X)[0])
 
     def members(self, batch: tuple[int, ...], index) -> CrossAttention:
-        """The map of some sequences of a batch: :func:`lipcore.masks.members`."""
+        """Return the map for some sequences of a batch, by :func:`lipcore.masks.members`."""
         fixed = {"memory": self.memory, "queries": self.queries}
         own = {n: x[index] for n, x in fixed.items() if x is not None and x.ndim > 2}
         return replace(self, attention=members_of(self.attention, batch, index), **own)
 
     def jacobian(self, X: Tensor) -> LinearOperator:
-        """Jacobian at X: :class:`CrossJacobian`, or as of :class:`~lipcore.attention.Attention`."""
+        """Return the Jacobian at X, a :class:`CrossJacobian` where its formulas cover the layer."""
         if self.attention.gate is not None:
             bare = replace(self, attention=without_gates(self.attention))
             heads = head_outputs(bare, X) if self.queries is None else None
@@ -175,7 +176,7 @@ class CrossAttention:
 
 
 class CrossJacobian(AttentionJacobian):
-    r"""Jacobian of a :class:`CrossAttention`, in the terms that it has.
+    r"""The Jacobian of a :class:`CrossAttention`, with those of the three terms that it has.
 
     Parameters
     ----------
@@ -208,7 +209,7 @@ class CrossJacobian(AttentionJacobian):
 
     @torch.no_grad()
     def matvec(self, H: Tensor) -> Tensor:
-        """D_X f[H], shape (…, queries, output_dim)."""
+        """Return D_X f[H], shape (…, queries, output_dim)."""
         self._check("H", H, self.input_shape)
         dx, *dv = self._split(H @ self._moving.mT).split(self._widths, dim=-1)
         dx = self.attention.rotated(dx)
@@ -226,7 +227,7 @@ class CrossJacobian(AttentionJacobian):
 
     @torch.no_grad()
     def rmatvec(self, G: Tensor) -> Tensor:
-        """(D_X f)ᵀ[G], shape (…, n, d): each step of :meth:`matvec` transposed."""
+        """Return (D_X f)ᵀ[G], shape (…, n, d), by transposing each step of :meth:`matvec`."""
         self._check("G", G, self.output_shape)
         output = self.attention.output
         g = self._split(G if output is None else G @ output)

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from lipcore.operators import LinearOperator
 
-#: Attention weights that are worked out at a time where only outputs are wanted.
+#: How many attention weights are held at a time where only the outputs are wanted.
 ENTRIES = 2**23
 
 
 class GatedJacobian(LinearOperator):
-    """Jacobian of a layer with gates, by the product rule: see the module.
+    """The Jacobian of a layer with gates, by the product rule of :mod:`lipcore.gates`.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ class GatedJacobian(LinearOperator):
         The Jacobian of its heads, concatenated, without their gates.
     gates : Tensor, shape (…, heads, n, 1 or p)
     heads : Tensor, shape (…, heads, n, p), optional
-        What heads put out before their gates; left out if the gates are held fixed.
+        Outputs of the heads before their gates; left out if the gates are held fixed.
 
     Examples
     --------
@@ -56,7 +56,7 @@ class GatedJacobian(LinearOperator):
 
     @torch.no_grad()
     def matvec(self, H: Tensor) -> Tensor:
-        """D_X f[H], shape (…, n, output_dim)."""
+        """Return D_X f[H], shape (…, n, output_dim)."""
         heads = self._split(self.inner.matvec(self._check("H", H, self.input_shape)))
         heads = self._gates * heads
         if self._slopes is not None:
@@ -65,7 +65,7 @@ class GatedJacobian(LinearOperator):
 
     @torch.no_grad()
     def rmatvec(self, G: Tensor) -> Tensor:
-        """(D_X f)ᵀ[G], shape (…, n, d)."""
+        """Return (D_X f)ᵀ[G], shape (…, n, d)."""
         self._check("G", G, self.output_shape)
         heads = self._split(G if self.attention.output is None else G @ self.attention.output)
         found = self.inner.rmatvec((self._gates * heads).transpose(-3, -2).flatten(-2))
@@ -77,19 +77,19 @@ class GatedJacobian(LinearOperator):
         return found + moved.transpose(-3, -2).flatten(-2) @ gate.flatten(0, 1)
 
     def _split(self, tokens: Tensor) -> Tensor:
-        """(…, n, heads·p) → (…, heads, n, p)."""
+        """Reshape (…, n, heads·p) to (…, heads, n, p)."""
         return tokens.unflatten(-1, (self.attention.heads, -1)).transpose(-3, -2)
 
 
 def without_gates(attention):
-    """The layer without gates and output projection: heads concatenated."""
+    """Return the layer without gates and output projection, so that its heads are concatenated."""
     parts = ("gate", "gate_bias", "output", "output_bias")
     return replace(attention, **dict.fromkeys(parts))
 
 
 @torch.no_grad()
 def head_outputs(layer, X: Tensor) -> Tensor:
-    """What heads put out before their gates, (…, heads, n, p), in memory linear in n.
+    """Return the outputs of the heads before their gates, (…, heads, n, p), in memory linear in n.
 
     Examples
     --------
@@ -109,7 +109,7 @@ def head_outputs(layer, X: Tensor) -> Tensor:
 
 
 def per_head(X: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """X (…, n, d) through weight (heads, k, d) as one product: (…, heads, n, k).
+    """Return X (…, n, d) times weight (heads, k, d), in one product: (…, heads, n, k).
 
     Examples
     --------

@@ -1,10 +1,10 @@
-r"""Refusing maps whose derivative, as automatic differentiation gives it, is not what they do.
+r"""Checks that refuse maps whose derivative by automatic differentiation cannot be trusted.
 
-A map is asked three things at X, in a random direction: that its members are independent and that
-J and Jᵀ are transposes, from :math:`\langle G_b, (JH)_b\rangle = \langle (J^\top G)_b,
-H_b\rangle` for each member b of the batch, which fails where one member influences another; and
-that J[H] is a finite difference. Of many members the latter is asked of two, if the map moves
-them in the same way without the others. It may change nothing, and draw no random numbers.
+Every map is tested at X, in a random direction. That
+:math:`\langle G_b, (JH)_b\rangle = \langle (J^\top G)_b, H_b\rangle` for each member b of the batch
+shows that J and Jᵀ are transposes, and fails where one member influences another. That J[H] is a
+finite difference is tested too; of many members, only for two, if the map moves these two in the
+same way without the others. The map may change nothing, and draw no random numbers.
 
 The Jacobian of :class:`~lipcore.attention.Attention` is written out in closed form, is compared
 with dense derivatives in the package's tests, and needs no guard.
@@ -34,7 +34,7 @@ LARGEST_ERROR = 0.1
 #: Length of the first step, relative to each token, and of those that follow if it does not agree.
 FIRST_STEP = {torch.float32: 1e-3, torch.float64: 1e-6}
 STEPS = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 1e-6, 1e-7)
-#: From so many members on, finite differences are those of the first and the last, taken alone.
+#: With so many members or more, finite differences are those of the first and the last, alone.
 MANY = 6
 #: Members that are moved at most, one after the other, to see whether others follow.
 MEMBERS_MOVED = 16
@@ -58,9 +58,9 @@ def refuse_training(fn: Callable) -> None:
 
 @contextlib.contextmanager
 def unchanged(device: torch.device) -> Iterator[None]:
-    """Refuse code that changes the modules which it runs, or whose random numbers matter.
+    """Refuse code that changes the modules it runs, or draws random numbers.
 
-    Buffers and training flags are put back, and so is the seed.
+    Buffers, training flags and the seed are restored.
 
     Raises
     ------
@@ -138,14 +138,14 @@ def check_derivative(f: Derivative, batch: int) -> None:
 
 
 def _symptom(f: Derivative, batch: int) -> str | None:
-    """What is wrong with J and its transpose at X, if anything."""
+    """Return what is wrong with J and its transpose at X, or None."""
     generator = torch.Generator().manual_seed(_SEED)
     H = _direction(f.X, batch, generator)
     length = FIRST_STEP[f.X.dtype]
     step = (f.X + length * H) - f.X  # without the rounding of a step that is not representable
     H = step / length
     G = _normal(f.value, generator)
-    JG = f.pull(G)  # this comes first, for nothing: it makes what push needs
+    JG = f.pull(G)  # first, since it builds the graph that push needs
     JH = f.push(H)
     if not (_is_finite(JH) and _is_finite(JG)):
         raise ValueError("fn: expected finite products, got NaN or infinity: no derivative at X")
@@ -164,9 +164,9 @@ def _is_finite(tensor: Tensor) -> bool:
 
 
 def _few_agree(f: Derivative, step: Tensor, JH: Tensor, batch: int) -> bool:
-    """Whether the map moves the first and the last of many members, without the others, as J does.
+    """Return whether two of many members, the first and the last, move alone as J says.
 
-    False says nothing: a map may be made for one number of members.
+    False proves nothing, since a map may be made for one number of members.
     """
     size, dim = max(((size, dim) for dim, size in enumerate(f.X.shape[:batch])), default=(0, 0))
     if size < MANY:
@@ -181,7 +181,7 @@ def _few_agree(f: Derivative, step: Tensor, JH: Tensor, batch: int) -> bool:
 
 
 def _agree(value: Tensor, JH: Tensor, difference: Tensor, batch: int) -> bool:
-    """Whether the first difference is JH for each member, and rounding small beside it."""
+    """Return whether the first difference is JH for each member, and rounding small beside it."""
     wrong, size, rounding = _compared(value, JH, difference, FIRST_STEP[value.dtype], batch)
     tolerance = DIFFERENCE_TOLERANCE[value.dtype]
     agree = (wrong <= tolerance * size + rounding) & (rounding <= LARGEST_ERROR * size)
@@ -189,14 +189,17 @@ def _agree(value: Tensor, JH: Tensor, difference: Tensor, batch: int) -> bool:
 
 
 def _direction(X: Tensor, batch: int, generator: torch.Generator) -> Tensor:
-    """X as a whole, all tokens together and each by itself: a part in a few directions is seen."""
+    """Return a direction: X as a whole, all tokens together, and each token by itself.
+
+    A part of the derivative that acts in few directions is then seen.
+    """
     alone = _normal(X, generator)
     together = _normal(X.narrow(-2, 0, 1) if X.ndim > max(batch, 1) else X, generator)
     return X + _sizes(X, batch) * (alone + together)
 
 
 def _sizes(X: Tensor, batch: int) -> Tensor:
-    """Root mean squares of the tokens, and of the whole member, or one, for those that are zero."""
+    """Return the root mean square of each token; where it is zero, of the whole member, or one."""
     token = X.square().mean(-1, keepdim=True).sqrt()
     member = X.flatten(batch).square().mean(-1).sqrt()
     member = torch.where(member > 0, member, 1).reshape(*member.shape, *[1] * (X.ndim - batch))
@@ -209,7 +212,7 @@ def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _flat(tensor: Tensor, batch: int) -> Tensor:
-    """One vector in float64 for each member."""
+    """Return one vector in float64 for each member."""
     return tensor.double().reshape(*tensor.shape[:batch], -1)
 
 
@@ -218,7 +221,7 @@ def _norm(vectors: Tensor) -> Tensor:
 
 
 def _are_adjoint(H: Tensor, G: Tensor, JH: Tensor, JG: Tensor, batch: int) -> bool:
-    """Whether ⟨G, JH⟩ = ⟨JᵀG, H⟩ for each member, relative to what is usual for random H and G."""
+    """Return whether ⟨G, JH⟩ = ⟨JᵀG, H⟩ for each member, up to a share of its usual size."""
     g, jh, jg, h = (_flat(x, batch) for x in (G, JH, JG, H))
     difference = ((g * jh).sum(-1) - (jg * h).sum(-1)).abs()
     entries = max(JH.numel(), H.numel()) / max(1, difference.numel())
@@ -227,7 +230,7 @@ def _are_adjoint(H: Tensor, G: Tensor, JH: Tensor, JG: Tensor, batch: int) -> bo
 
 
 def _compared(value: Tensor, JH: Tensor, difference: Tensor, length: float, batch: int):
-    """For each member how far a difference is from JH, the larger of the two, and rounding of f."""
+    """Return for each member the distance of a difference to JH, the larger norm, and rounding."""
     rounding = 4 * torch.finfo(value.dtype).eps / length
     jh, fd, value = (_flat(x, batch) for x in (JH, difference, value))
     rounding = rounding * _norm(value)
@@ -235,10 +238,10 @@ def _compared(value: Tensor, JH: Tensor, difference: Tensor, length: float, batc
 
 
 def _differences_agree(f: Derivative, H: Tensor, JH: Tensor, batch: int) -> bool:
-    """Whether the best central difference is JH, for each member, as far as it can be trusted.
+    """Return whether the best central difference is JH for each member, as far as one can tell.
 
-    Long ones see curvature and kinks, short ones are lost in rounding, which is that of float32
-    where a map upcasts its softmax: how much shows in the change to the next shorter one.
+    Long steps see curvature and kinks; short ones are lost in rounding, which is that of float32
+    where a map upcasts its softmax. How much is lost shows in the change to the next shorter step.
     """
     found = []
     for length in STEPS:
@@ -259,7 +262,7 @@ def _differences_agree(f: Derivative, H: Tensor, JH: Tensor, batch: int) -> bool
 
 
 def _why(f: Derivative, batch: int, symptom: str) -> str:
-    """One line that names the cause, of those that are known, for which ``symptom`` was seen."""
+    """Return one line that names the cause of ``symptom``, among those that are known."""
     for again in (f.evaluate(f.X), f.evaluate(f.X)):
         if not torch.allclose(again, f.value, rtol=1e-4, atol=1e-4 * float(f.value.abs().max())):
             cure = "remove what it draws at random, or keeps from call to call"
@@ -285,7 +288,7 @@ def _why(f: Derivative, batch: int, symptom: str) -> str:
 
 
 def _mixed_dimension(evaluate: Callable, X: Tensor, value: Tensor, batch: int) -> int | None:
-    """The first dimension of the batch along which moving one member moves others, or None."""
+    """Return the first batch dimension along which moving one member moves others, or None."""
     sizes = _sizes(X, batch)
     members = list(itertools.product(*map(range, X.shape[:batch]))) if batch else []
     for member in members[:: max(1, len(members) // MEMBERS_MOVED)]:
@@ -322,7 +325,7 @@ def _about_the_batch(f: Derivative, batch: int, mixed: int) -> str:
 
 
 class _Seen(TorchFunctionMode):
-    """The names of the functions of PyTorch that are called."""
+    """Records the names of the functions of PyTorch that are called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -339,7 +342,7 @@ class _Seen(TorchFunctionMode):
 
 
 def _chance(device: torch.device) -> list[Tensor]:
-    """The states of the generators that code on this device draws from."""
+    """Return the states of the generators that code on this device draws from."""
     states = [torch.get_rng_state()]
     return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
 
@@ -354,7 +357,7 @@ def _set_seed(device: torch.device, seed: int) -> list[Tensor]:
 
 
 def _put_back(module: nn.Module, was: tuple[bool, dict]) -> list[str]:
-    """Give a module the flag and the buffers that it had; say what had changed."""
+    """Restore the flag and the buffers of a module, and return what had changed."""
     training, buffers = was
     kind = f"{type(module).__name__} in {'training' if training else 'evaluation'} mode"
     changed = []

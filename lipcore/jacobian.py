@@ -1,4 +1,4 @@
-"""Jacobians as linear operators: attention's in three terms, any differentiable map's by autodiff.
+"""Jacobians as linear operators, in closed form for attention and by autodiff for any other map.
 
 Each member of the batch has its own Jacobian. Arguments that do not fit raise a ValueError or a
 TypeError.
@@ -19,13 +19,13 @@ from lipcore.autodiff import Derivative, arranged, one_line
 from lipcore.masks import kept, mask_scores_
 from lipcore.operators import LinearOperator
 
-#: Attention weights are stored up to this many bytes; beyond, every product works them out anew.
+#: Attention weights of up to this many bytes are stored; every product recomputes larger ones.
 WEIGHTS_BYTES = 2**28
 #: Bytes of one tile of attention weights: it should stay in the cache between its products.
 TILE_BYTES = 2**22
-#: The same on an accelerator, which wants few large products instead.
+#: The same on an accelerator, where few large products are faster.
 ACCELERATOR_TILE_BYTES = 2**26
-#: Rows of a tile at least, where n allows: thinner matrix products waste the machine.
+#: A tile has at least this many rows, where n allows: thinner matrix products waste the machine.
 TILE_ROWS = 64
 
 
@@ -39,12 +39,13 @@ class AttentionJacobian(LinearOperator):
         + \underbrace{C_i A h_i}_{\text{own query}} + \underbrace{\textstyle\sum_j
         P_{ij} (x_j - m_i)\,(A x_i + c)\cdot h_j}_{\text{others' keys}} \Big).
 
-    It is applied in the space of queries, keys and values. The tangent of the scores is
+    The last two are also called the query term and the key term. The operator is applied in the
+    space of queries, keys and values. The tangent of the scores is
     :math:`S_{ij} = \dot q_i\cdot k_j + q_i\cdot\dot k_j`, and the last two terms are
     :math:`\sum_j P_{ij} (S_{ij} - \bar s_i) v_j`, with :math:`\bar s_i` the mean of :math:`S_i`
     under P_i. P is visited in tiles, a few heads and some rows at a time. It is kept where it is
-    small (``WEIGHTS_BYTES``), else each product works it out anew: memory is then linear in n.
-    Masks and biases of pairs only change P, and a sink only what it sums to.
+    small (``WEIGHTS_BYTES``); otherwise each product recomputes it, and memory is linear in n.
+    Masks and biases only change P, and sinks only the sums of its rows.
 
     Parameters
     ----------
@@ -100,10 +101,10 @@ class AttentionJacobian(LinearOperator):
         self._P = tiles if store else None
 
     def _projections(self) -> list[tuple[Tensor, list[int]]]:
-        """Weights (heads·width, d) that give the tangents of q, k and v from H, and their widths.
+        """Return matrices (heads·width, d) that map H to the tangents of q, k, v, and the widths.
 
-        For few tokens the scores need less than the tangents of queries and keys: their products
-        with the n keys and queries, from Aᵀx_j and A x_i + c, (…, heads·2n, d).
+        For few tokens it is cheaper to map H to the products of these tangents with the n keys and
+        queries, by the rows Aᵀx_j and A x_i + c of a matrix (…, heads·2n, d).
         """
         Q = self.attention.scale * self.attention.query
         K = self.attention.key
@@ -135,7 +136,7 @@ class AttentionJacobian(LinearOperator):
 
     @torch.no_grad()
     def matvec(self, H: Tensor) -> Tensor:
-        """D_X f[H], shape (…, n, output_dim)."""
+        """Return D_X f[H], shape (…, n, output_dim)."""
         self._check("H", H, self.input_shape)
         parts = [self._split(H @ W.mT).split(widths, dim=-1) for W, widths in self._weights]
         dq, dk, dv = itertools.chain.from_iterable(parts)
@@ -155,7 +156,7 @@ class AttentionJacobian(LinearOperator):
 
     @torch.no_grad()
     def rmatvec(self, G: Tensor) -> Tensor:
-        """(D_X f)ᵀ[G], shape (…, n, d): each step of :meth:`matvec` transposed."""
+        """Return (D_X f)ᵀ[G], shape (…, n, d), by transposing each step of :meth:`matvec`."""
         self._check("G", G, self.output_shape)
         output = self.attention.output
         g = self._split(G if output is None else G @ output)
@@ -181,20 +182,20 @@ class AttentionJacobian(LinearOperator):
         return sum(self._joined(x) @ W for x, (W, _) in zip(own, self._weights, strict=True))
 
     def _softmax_tangent_(self, P: Tensor, S: Tensor, heaviest: Tensor) -> Tensor:
-        """P_ij (S_ij − s̄_i) in the place of S: the derivative of softmax, a symmetric map.
+        """Write P_ij (S_ij − s̄_i), the derivative of softmax and a symmetric map, over S.
 
         S must be contiguous: PyTorch's kernel writes wrong numbers into any other layout.
         """
-        if self.attention.sinks is None:  # else the sink's zero is what S is relative to
+        if self.attention.sinks is None:  # with a sink, S is relative to its zero
             S -= S.gather(-1, heaviest)  # relative to the heaviest key: settled rows lose no digits
         return torch._softmax_backward_data(S, P, -1, S.dtype, grad_input=S)
 
     def _split(self, tokens: Tensor) -> Tensor:
-        """(…, n, heads·p) → (batch·heads, n, p)."""
+        """Reshape (…, n, heads·p) to (batch·heads, n, p)."""
         return tokens.unflatten(-1, (self.attention.heads, -1)).transpose(-3, -2).flatten(0, -3)
 
     def _joined(self, blocks: Tensor) -> Tensor:
-        """(batch·heads, n, p) → (…, n, heads·p)."""
+        """Reshape (batch·heads, n, p) to (…, n, heads·p)."""
         return blocks.unflatten(0, (*self.batch_shape, -1)).transpose(-3, -2).flatten(-2)
 
 
@@ -210,7 +211,7 @@ def cut_into_tiles(
     keys = n if keys is None else keys
     entries = (TILE_BYTES if device == "cpu" else ACCELERATOR_TILE_BYTES) // itemsize
     height = min(n, max(TILE_ROWS, entries // keys))
-    if causal:  # a tile reaches to the last key that its rows see: tall ones visit what is masked
+    if causal:  # a tile ends at the last key that its rows see: tall tiles visit masked keys
         height = min(height, max(4 * TILE_ROWS, n // 8))
     width = min(blocks, max(1, entries // (height * keys)))
     heads = [slice(first, min(first + width, blocks)) for first in range(0, blocks, width)]
@@ -221,10 +222,10 @@ def cut_into_tiles(
 class AutogradJacobian(LinearOperator):
     """The Jacobian of any differentiable map at X, by automatic differentiation.
 
-    The map is checked once (:mod:`lipcore.guard`), and one whose derivative cannot be trusted is
-    refused in a line that names the cause: members of the batch that influence one another,
-    gradients cut inside, random numbers, modules that change. Fused attention runs as PyTorch's
-    mathematical kernel, and code wrapped by ``torch.compile`` as it was written.
+    The map is checked once (:mod:`lipcore.guard`). If its derivative cannot be trusted, it is
+    refused with the cause in one line: members of the batch that influence one another, gradients
+    cut inside, random numbers, or modules that change. Fused attention runs as PyTorch's
+    mathematical kernel, and code wrapped by ``torch.compile`` runs uncompiled.
 
     Parameters
     ----------
@@ -286,9 +287,9 @@ class AutogradJacobian(LinearOperator):
         guard.check_derivative(self._derivative, batch)
 
     def matvec(self, H: Tensor) -> Tensor:
-        """J[H]."""
+        """Return J[H]."""
         return self._derivative.push(self._check("H", H, self.input_shape))
 
     def rmatvec(self, G: Tensor) -> Tensor:
-        """Jᵀ[G]."""
+        """Return Jᵀ[G]."""
         return self._derivative.pull(self._check("G", G, self.output_shape))

@@ -2,8 +2,8 @@
 
 A *table* holds an entry for each pair of tokens, and may do so for each head and each sequence: its
 shape is broadcastable to (…, heads, n, n), so that (n, n) serves all of them, (heads, n, n) is a
-bias like ALiBi's, and (batch, 1, 1, n) hides the padding of each sequence. Where queries are not
-the tokens that they look at, in cross-attention, it has (…, heads, m, n) in place of that.
+bias like ALiBi's, and (batch, 1, 1, n) hides the padding of each sequence. In cross-attention,
+where m queries look at n other tokens, it is broadcastable to (…, heads, m, n).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from lipcore._checks import check_same_kind
 def tile_of(
     table: Tensor, rows: slice, columns: int, blocks: tuple[tuple[int, ...], slice] | None
 ) -> Tensor:
-    """Entries of a table for some rows and the first columns.
+    """Return the entries of a table for some rows and the first columns.
 
-    ``blocks`` are the shape (…, heads) and which of its members are wanted, counted through; if
-    None, all of them, in a shape broadcastable to (…, heads, rows, columns).
+    ``blocks`` holds the shape (…, heads) and a slice of its members, in order; None means all
+    of them, in a shape broadcastable to (…, heads, rows, columns).
 
     Examples
     --------
@@ -65,13 +65,13 @@ def mask_scores_(layer, scores: Tensor, rows: slice, blocks=None) -> Tensor:
 
 
 def _band(window: int, start: int, rows: int, columns: int, device) -> Tensor:
-    """Who sees whom in a window: rows from ``start`` on, keys from zero on."""
+    """Return which of the keys, from zero on, the rows from ``start`` on see in a window."""
     queries = torch.arange(start, start + rows, device=device)[:, None]
     return (queries - torch.arange(columns, device=device)).abs() < window
 
 
 def kept(layer, scores: Tensor, blocks=None) -> Tensor | None:
-    """What sinks leave of each row, of masked scores (…, rows, columns): (…, rows, 1)."""
+    """Return the share of each row that sinks leave to keys, (…, rows, 1), of masked scores."""
     if layer.sinks is None:
         return None
     sinks = tile_of(layer.sinks[:, None, None], slice(0, 1), 1, blocks)
@@ -79,7 +79,7 @@ def kept(layer, scores: Tensor, blocks=None) -> Tensor | None:
 
 
 def members(layer, batch: tuple[int, ...], index):
-    """The layer with the tables of some sequences of a batch: those that an array gives there."""
+    """Return the layer for some sequences of a batch, with the masks and biases of these alone."""
     tables = {name: getattr(layer, name) for name in ("mask", "bias")}
     own = {
         name: table.expand(*batch, *table.shape[-3:])[index]
@@ -90,7 +90,7 @@ def members(layer, batch: tuple[int, ...], index):
 
 
 def check_tables(layer) -> None:
-    """Refuse masks, biases, masses and sinks that do not fit, or leave a row without a key."""
+    """Refuse masks, biases, masses and sinks that do not fit, or that leave a row without a key."""
     for name in ("mask", "bias", "log_weights", "sinks"):
         value = getattr(layer, name)
         if value is not None and not isinstance(value, Tensor):
@@ -119,7 +119,7 @@ def check_tables(layer) -> None:
 
 
 def _size(name: str, layer) -> tuple[int, int] | None:
-    """How many queries and keys a mask, a bias or masses are for; 1 is any number."""
+    """Return for how many queries and keys a table is; 1 stands for any number."""
     table = getattr(layer, name)
     if table is None:
         return None
@@ -169,7 +169,7 @@ def _check_rows(layer, rows: int, columns: int) -> None:
 
 
 def check_fits(layer, X: Tensor, memory: Tensor | None = None) -> None:
-    """Refuse tokens (…, n, d) of another number, or in another batch, than the tables are for.
+    """Refuse tokens (…, n, d) whose number or batch is not that of the tables.
 
     Queries come from X and keys from ``memory``, which is X itself if left out.
     """

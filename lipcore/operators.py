@@ -21,7 +21,7 @@ class LinearOperator:
     batch_shape, input_shape, output_shape : tuple of int
         Shapes of the batch, and of one input and one output without it.
     dtype, device
-        Of inputs and outputs.
+        The dtype and device of inputs and outputs.
     """
 
     _transposed_from = None
@@ -35,16 +35,16 @@ class LinearOperator:
         self.device = like.device
 
     def matvec(self, H: Tensor) -> Tensor:
-        """J[H], (…, input_shape) → (…, output_shape). H must be left as it is."""
+        """Return J[H], (…, input_shape) → (…, output_shape), and leave H as it is."""
         raise NotImplementedError
 
     def rmatvec(self, G: Tensor) -> Tensor:
-        """Jᵀ[G], (…, output_shape) → (…, input_shape). G must be left as it is."""
+        """Return Jᵀ[G], (…, output_shape) → (…, input_shape), and leave G as it is."""
         raise NotImplementedError
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(rows, columns) of one matrix of the batch."""
+        """The numbers (rows, columns) of one matrix of the batch."""
         return math.prod(self.output_shape), math.prod(self.input_shape)
 
     @property
@@ -60,7 +60,7 @@ class LinearOperator:
         return transposed
 
     def dense(self) -> Tensor:
-        """The matrices, (…, rows, columns), a product for each column: for small cases."""
+        """Return the matrices, (…, rows, columns), one product for each column: for small cases."""
         rows, columns = self.shape
         basis = torch.eye(columns, dtype=self.dtype, device=self.device)
         shape = (*self.batch_shape, *self.input_shape)
@@ -88,9 +88,9 @@ class MatrixOperator(LinearOperator):
         self._describe(matrix, batch, (columns,), (rows,))
 
     def matvec(self, H: Tensor) -> Tensor:
-        """Matrix times vector."""
+        """Return the matrix times H."""
         return (self.matrix @ self._check("H", H, self.input_shape)[..., None])[..., 0]
 
     def rmatvec(self, G: Tensor) -> Tensor:
-        """Transposed matrix times vector."""
+        """Return the transposed matrix times G."""
         return (self.matrix.mT @ self._check("G", G, self.output_shape)[..., None])[..., 0]

@@ -27,7 +27,7 @@ NORMS = ("frobenius", "token")
 
 
 class SomeOutputs(LinearOperator):
-    """J with zeros in the place of the output tokens that are not looked at.
+    """The operator J with zeros in place of the output tokens that are not looked at.
 
     Parameters
     ----------
@@ -55,11 +55,11 @@ class SomeOutputs(LinearOperator):
         self.operator = J
 
     def matvec(self, H: Tensor) -> Tensor:
-        """J[H] at the tokens that are looked at."""
+        """Return J[H], with zeros at the tokens that are not looked at."""
         return self._kept(self.operator.matvec(H))
 
     def rmatvec(self, G: Tensor) -> Tensor:
-        """Jᵀ of what G has at these tokens."""
+        """Return Jᵀ[G], where G counts only at the tokens that are looked at."""
         return self.operator.rmatvec(self._kept(self._check("G", G, self.output_shape)))
 
     def _kept(self, G: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ def measured_at(
     probability: float | None = 0.999,
     **options,
 ) -> SpectralNorm:
-    """The largest move of the output tokens that are looked at, in the norm asked for.
+    """Return the largest move of the output tokens that are looked at, in the norm asked for.
 
     Parameters
     ----------
@@ -116,14 +116,14 @@ def measured_at(
         How the norm of an operator is measured: :func:`lipcore.spectral_norm`.
     J : LinearOperator
     norm : {"frobenius", "token"}
-        Of the outputs: of all that are looked at together, or of the one that moves most.
+        The norm of the outputs: of all that are looked at together, or of the one that moves most.
     tokens : int or slice, optional
         Which outputs are looked at; all if left out.
     probability : float, optional
-        With which ``upper`` holds. For ``"token"`` each of m brackets is asked to fail m times less
-        often, so that all of them hold with this probability together.
+        Probability with which ``upper`` holds. For ``"token"`` each of m brackets is asked to fail
+        m times less often, so that all of them hold together with this probability.
     **options
-        Those of ``measure``.
+        Options of ``measure``.
 
     Returns
     -------
@@ -134,7 +134,7 @@ def measured_at(
     Raises
     ------
     ValueError, TypeError
-        For an unknown norm, and tokens that are not there.
+        If the norm is unknown, or there are no such tokens.
 
     Examples
     --------
@@ -162,7 +162,7 @@ def measured_at(
 
 
 def _larger(a: SpectralNorm, b: SpectralNorm) -> SpectralNorm:
-    """For each member the larger of two, with a bracket of the larger of both truths."""
+    """Return for each member the larger of two, with a bracket of the larger of both truths."""
     wins = b.value > a.value
 
     def chosen(name: str) -> Tensor:

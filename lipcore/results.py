@@ -1,4 +1,4 @@
-"""What a measurement of σ found: numbers, singular vectors, and how they are read and shown."""
+"""The result of measuring σ: its numbers and singular vectors, and how they are read and shown."""
 
 from __future__ import annotations
 
@@ -20,31 +20,32 @@ _TITLES = ("member", "σ", "lower", "upper", "probability", "products", "converg
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SpectralNorm:
-    """What an iteration found out about σ_max, one entry a member of the batch.
+    """The result of an iteration for σ_max, with one entry for each member of the batch.
 
-    ``print`` shows a line a member, a notebook a table; ``r[i]`` and a loop give the members along
-    the first dimension of the batch, and ``float(r)`` is σ where there is one member.
+    ``print`` shows one line for each member, and a notebook shows a table. ``r[i]`` and a loop give
+    the members along the first dimension of the batch; ``float(r)`` is σ if there is one member.
 
     Attributes
     ----------
     value : Tensor
         The estimate: a lower bound, up to rounding.
     lower, upper : Tensor
-        Bracket. ``lower`` (= ``value``) always holds. Without certificate, ``upper`` is infinite.
+        The bracket of σ. ``lower`` (= ``value``) always holds; without certificate ``upper`` is
+        infinite.
     probability : float or None
         Probability, over the random start, with which ``upper`` holds whenever the iteration
         stopped: 1 where a bound was passed in, None without a certificate.
     residual : Tensor
-        ``‖Jᵀu − σ v‖``: at most this far from ``value`` lies *some* singular value.
+        ``‖Jᵀu − σ v‖``; *some* singular value is at most this far from ``value``.
     iterations : Tensor of int
         Pairs of products (J and Jᵀ) that each member used.
     converged : Tensor of bool
-        Whether the estimated relative error of ``value`` is at most ``tol``; certain, with the
-        probability asked for, is √tol. A bound that was passed in may be further away than that.
+        Whether the estimated relative error of ``value`` is at most ``tol``. With the probability
+        asked for, the error is certain to be at most √tol; a bound that was passed in may be wider.
     left, right : Tensor
         Unit singular vectors u, v, shaped as outputs and inputs of the operator.
     layer, tokens : Attention or CrossAttention, and Tensor, or None
-        Where σ was measured, if that is the layer of :func:`~lipcore.local_lipschitz`.
+        The layer and tokens of :func:`~lipcore.local_lipschitz`, if σ was measured there.
 
     Examples
     --------
@@ -96,7 +97,7 @@ class SpectralNorm:
         return "\n".join([*map(_line, self._shown()), *self._hidden()])
 
     def _repr_html_(self) -> str:
-        """A table, for notebooks."""
+        """Return a table, for notebooks."""
         rows = [[f"<td>{html.escape(cell)}</td>" for cell in row] for row in self._shown()]
         head = "".join(f"<th>{title}</th>" for title in _TITLES)
         body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
@@ -104,14 +105,15 @@ class SpectralNorm:
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{rest}"
 
     def to_dict(self) -> dict:
-        """The numbers without the vectors, ready for JSON: lists over the batch, None for ∞."""
+        """Return the numbers without the vectors, for JSON: lists over the batch, None for ∞."""
         numbers = {name: _finite(getattr(self, name).tolist()) for name in _NUMBERS}
         return numbers | {"probability": self.probability}
 
     def by_token(self) -> tuple[Tensor, Tensor]:
-        """Norms of u and of v token by token, (…, n) each: which outputs respond to which inputs.
+        """Return the norms of u and of v for each token, shape (…, n) each.
 
-        Squares sum to one: they are the shares of a token in the response, and in the input.
+        They show which outputs respond to which inputs. The squares sum to one: they are the
+        shares of a token in the response, and in the input.
 
         Examples
         --------
@@ -128,9 +130,9 @@ class SpectralNorm:
         return tuple(x.flatten(batch + 1).norm(dim=-1) for x in (self.left, self.right))
 
     def by_head(self) -> Tensor:
-        r"""What each head adds to σ, (…, heads): :math:`\langle u, J_h v\rangle`, summing to σ.
+        r"""Return what each head adds to σ, :math:`\langle u, J_h v\rangle`, shape (…, heads).
 
-        A head may work against the others: its entry is then negative.
+        The entries sum to σ. One is negative where a head works against the others.
 
         Examples
         --------
@@ -144,10 +146,10 @@ class SpectralNorm:
         return self._shares("by_head").sum(-1)
 
     def by_term(self) -> Tensor:
-        r"""What each term of the Jacobian (:prf:ref:`thm-jacobian`) adds to σ, shape (…, 3).
+        r"""Return what each term of the Jacobian (:prf:ref:`thm-jacobian`) adds to σ, shape (…, 3).
 
-        Mixing, own query, others' keys, and a fourth where there are gates: their derivative. They
-        sum to σ, and one may be negative.
+        The terms are mixing, own query (the query term) and others' keys (the key term), and where
+        there are gates a fourth, their derivative. The entries sum to σ, and one may be negative.
 
         Examples
         --------
@@ -172,7 +174,7 @@ class SpectralNorm:
         return self
 
     def _shown(self) -> list[list[str]]:
-        """The cells of a line for each member: its place in the batch, and its numbers."""
+        """Return the cells of one line for each member: its place in the batch, and its numbers."""
         columns = [getattr(self, name).reshape(-1)[:SHOWN].tolist() for name in _NUMBERS]
         rows = []
         for place, numbers in enumerate(zip(*columns, strict=True)):
@@ -199,7 +201,7 @@ def _line(cells: list[str]) -> str:
 
 
 def _place(flat: int, shape: tuple[int, ...]) -> str:
-    """Indices in the batch of its member number ``flat``, as ``[1, 0]``; nothing for a scalar."""
+    """Return the indices of member number ``flat`` in the batch, as ``[1, 0]``; or nothing."""
     indices = []
     for size in reversed(shape):
         indices.insert(0, flat % size)
@@ -208,7 +210,7 @@ def _place(flat: int, shape: tuple[int, ...]) -> str:
 
 
 def _finite(numbers):
-    """Nested lists in which infinity has become None: JSON has no word for it."""
+    """Return nested lists in which None stands for infinity, for which JSON has no word."""
     if isinstance(numbers, list):
         return [_finite(number) for number in numbers]
     return None if isinstance(numbers, float) and math.isinf(numbers) else numbers

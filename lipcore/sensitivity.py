@@ -1,4 +1,4 @@
-r"""σ as a function that can be differentiated: its gradient through the top singular pair."""
+r"""The gradient of σ, which leads through its top pair of singular vectors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from lipcore.operators import LinearOperator
 from lipcore.outputs import SomeOutputs, check_norm
 from lipcore.results import SpectralNorm
 
-#: Two singular values closer than this share of σ are reported: there σ has a kink, or nearly so.
+#: A warning is given where two singular values are closer than this share of σ, which then has a
+#: kink, or nearly so.
 SMALLEST_GAP = 1e-3
 
 
@@ -30,7 +31,7 @@ def differentiated(
     tol: float = 1e-4,
     **options,
 ) -> SpectralNorm:
-    """σ with its gradient; the second singular value is measured too, to warn of crossings.
+    """Return σ with its gradient, and warn where the two largest singular values nearly cross.
 
     Parameters
     ----------
@@ -48,7 +49,7 @@ def differentiated(
     Raises
     ------
     ValueError, TypeError
-        For ``norm="token"``, and tokens that are not there.
+        If the norm is "token", or there are no such tokens.
     """
     if check_norm(norm) != "frobenius":
         raise ValueError(f"norm: expected 'frobenius' with differentiable=True, got {norm!r}")
@@ -57,7 +58,7 @@ def differentiated(
     tol = max(check_number("tol", tol, minimum=0, strict=True) ** 2, rounding)
     found = measure(seen, tol=tol, **options)
     rest = Deflated(seen, found.value, found.left, found.right)
-    start = torch.Generator().manual_seed(1)  # the first start may be the vector that is left out
+    start = torch.Generator().manual_seed(1)  # another start: the first may be u's own v
     second = measure(rest, tol=1e-2, generator=start).value
     warn_of_crossings(found.value, second)
     value = with_gradient(fn, X, found.left, found.right, batch=found.value.ndim)
@@ -67,7 +68,7 @@ def differentiated(
 def with_gradient(
     fn: Callable[[Tensor], Tensor], X: Tensor, left: Tensor, right: Tensor, *, batch: int = 0
 ) -> Tensor:
-    r""":math:`\langle u, D_Xf[v]\rangle` in the graph of X and of the parameters of ``fn``.
+    r"""Return :math:`\langle u, D_Xf[v]\rangle`, differentiable in X and the parameters of ``fn``.
 
     Where σ is a simple singular value of :math:`D_Xf`, its derivative is that of this number with
     the unit singular vectors u and v held fixed.
@@ -77,16 +78,16 @@ def with_gradient(
     fn : callable
         Differentiable twice, from X to a tensor with the same batch in front.
     X : Tensor, shape (…, n, d)
-        It may want a gradient.
+        It may require a gradient.
     left, right : Tensor
-        u and v, shaped as outputs and inputs.
+        The singular vectors u and v, shaped as outputs and inputs.
     batch : int
         How many of the first dimensions are the batch.
 
     Returns
     -------
     Tensor
-        σ, one entry a member of the batch.
+        σ, one entry for each member of the batch.
 
     Raises
     ------
@@ -115,7 +116,7 @@ def warn_of_crossings(first: Tensor, second: Tensor) -> None:
     Parameters
     ----------
     first, second : Tensor
-        Of each member.
+        The two largest singular values of each member.
 
     Examples
     --------
@@ -132,7 +133,7 @@ def warn_of_crossings(first: Tensor, second: Tensor) -> None:
 
 
 class Deflated(LinearOperator):
-    """J − σ u vᵀ: what is left of J without its top singular triple.
+    """The operator J − σ u vᵀ, which is J without its top singular triple.
 
     Parameters
     ----------
@@ -157,12 +158,12 @@ class Deflated(LinearOperator):
         self._triple = (value, left, right)
 
     def matvec(self, H: Tensor) -> Tensor:
-        """J[H] − σ ⟨v, H⟩ u."""
+        """Return J[H] − σ ⟨v, H⟩ u."""
         value, left, right = self._triple
         return self.operator.matvec(H) - self._along(value, right, H, left)
 
     def rmatvec(self, G: Tensor) -> Tensor:
-        """Jᵀ[G] − σ ⟨u, G⟩ v."""
+        """Return Jᵀ[G] − σ ⟨u, G⟩ v."""
         value, left, right = self._triple
         return self.operator.rmatvec(G) - self._along(value, left, G, right)
 

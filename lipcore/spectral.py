@@ -33,7 +33,7 @@ from lipcore.sensitivity import differentiated
 BLOCK = 16
 
 _TINY = 1e-150  # to divide by instead of zero
-_SMALLEST_LOG = -80.0  # e^-80 is nothing beside 1
+_SMALLEST_LOG = -80.0  # e^-80 vanishes beside 1
 
 
 def spectral_norm(
@@ -46,7 +46,7 @@ def spectral_norm(
     probability: float | None = 0.999,
     upper_bound: Tensor | float | None = None,
 ) -> SpectralNorm:
-    r"""Largest singular value of every member of a batch of linear operators.
+    r"""Return the largest singular value of every member of a batch of linear operators.
 
     Parameters
     ----------
@@ -55,23 +55,23 @@ def spectral_norm(
         Golub–Kahan–Lanczos, or power iteration for comparison.
     tol : float
         Relative error of ``value`` at which a member stops, as Lanczos estimates it from the
-        residual (:prf:ref:`thm-residual`). Where many singular values crowd at the top it can be
-        larger, but with confidence ``probability`` it is at most √tol whatever the spectrum. Power
-        iteration stops when its Rayleigh quotient changes by less than tol, which says less: it is
-        called converged where the certificate is within √tol too, or there is none.
+        residual (:prf:ref:`thm-residual`). The true error can be larger where many singular values
+        crowd at the top, but with confidence ``probability`` it is at most √tol for every spectrum.
+        Power iteration stops when its Rayleigh quotient changes by less than tol, which says less;
+        it is called converged if the certificate is within √tol too, or if there is none.
     max_iterations : int, optional
-        Pairs of products at most; 300 for Lanczos (never more than the smaller dimension needs),
+        Largest number of pairs of products; 300 for Lanczos (never more than the dimension needs),
         1000 for power iteration.
     generator : torch.Generator, optional
-        Source of the random start, one for the whole batch; a fixed seed if left out. The
-        probability is over this start: it means nothing for an operator that was built knowing it.
+        Source of the random start, which the whole batch shares; a fixed seed if left out. The
+        probability is over this start; it means nothing for an operator built with knowledge of it.
     probability : float, optional
         Confidence of ``upper``, in (0, 1). With None the iteration stops on its estimate of the
-        error alone, a few products earlier. Then nothing is promised but a lower bound:
-        a larger singular value whose vector is nearly orthogonal to the start is overlooked.
+        error alone, a few products earlier. Only the lower bound is then guaranteed: a larger
+        singular value whose vector is nearly orthogonal to the start is overlooked.
     upper_bound : Tensor or float, optional
-        A bound of σ_max known from elsewhere (say :func:`lipcore.bounds.local_upper`): it becomes
-        ``upper``, and the probability 1.
+        A bound on σ_max that is known from elsewhere, for example from
+        :func:`lipcore.bounds.local_upper`. It becomes ``upper``, with probability 1.
 
     Notes
     -----
@@ -127,7 +127,7 @@ def local_lipschitz(
     differentiable: bool = False,
     **options,
 ) -> SpectralNorm:
-    r"""Local Lipschitz constant :math:`\|D_X f\|_2` of a map at X (:prf:ref:`thm-lip-local`).
+    r"""Return the local Lipschitz constant :math:`\|D_X f\|_2` at X (:prf:ref:`thm-lip-local`).
 
     Parameters
     ----------
@@ -137,9 +137,9 @@ def local_lipschitz(
         (:class:`~lipcore.jacobian.AutogradJacobian` says what it asks of the map).
     X : Tensor, shape (…, n, d)
     norm, tokens
-        Which outputs the constant is about: with a number or a slice, ``tokens=-1`` say, these
-        alone; with norm="token" the one that moves most, :math:`\max_i\|(D_Xf)_i\|_2`, where all
-        inputs move by Frobenius norm one (:func:`lipcore.outputs.measured_at`).
+        Which outputs the constant is about. A number or a slice, such as ``tokens=-1``, selects
+        some; ``norm="token"`` takes the one that moves most, :math:`\max_i\|(D_Xf)_i\|_2`, when
+        all inputs together move by Frobenius norm one (:func:`lipcore.outputs.measured_at`).
     event_dims, layout
         How a callable takes X, as in :class:`~lipcore.jacobian.AutogradJacobian`: how many of the
         last dimensions are one input, and "LNE" where the batch is the second of three.
@@ -183,7 +183,7 @@ def local_lipschitz(
     if not f.is_narrow:
         found = measured_at(spectral_norm, f.jacobian(X), **which, **options)
         return replace(found, layer=f, tokens=X)
-    with torch.no_grad():  # a head alone works in its own few dimensions
+    with torch.no_grad():  # a narrow layer is measured in its own few dimensions
         small, Z, U = f.compressed()
         found = local_lipschitz(small, X @ Z, **which, **options)
         vectors = {"left": found.left @ U.mT, "right": found.right @ Z.mT}
@@ -191,7 +191,7 @@ def local_lipschitz(
 
 
 def _random_start(J: LinearOperator, generator: torch.Generator | None) -> Tensor:
-    """One vector uniform on the sphere, shared by the batch: (*batch, N)."""
+    """Return one vector, uniform on the sphere, for all members of the batch: (*batch, N)."""
     if generator is None:
         generator = torch.Generator().manual_seed(0)
     if not isinstance(generator, torch.Generator):
@@ -228,7 +228,7 @@ class _FlatOperator:
         return product if self.scale is None else product / self.scale
 
     def first_matvec(self, v: Tensor) -> Tensor:
-        """J v; where it is extreme it becomes the scale, lest squares overflow or vanish."""
+        """Return J v; an extreme one sets ``scale``, so that no square overflows or vanishes."""
         image = self.matvec(v)
         largest = image.abs().amax(-1, keepdim=True)
         limit = torch.finfo(image.dtype).max ** 0.1
@@ -242,23 +242,23 @@ def _orthogonalised(w: Tensor, V: list[Tensor]) -> Tensor:
     """Return w (*batch, N) less its components along the orthonormal V, blocks (k, *batch, N)."""
     for block in V:
         rows = block.movedim(0, -2)
-        w_row = w[..., None, :]  # as a row it is two to three times quicker than as a column
+        w_row = w[..., None, :]  # two to three times quicker as a row than as a column
         w = w - (w_row @ rows.mT @ rows)[..., 0, :]
     return w
 
 
 def _norm(vector: Tensor) -> Tensor:
-    """Norms (*batch, 1); a sum adds in pairs, where vector_norm loses half of float32's digits."""
+    """Return norms (*batch, 1), by ``sum``: vector_norm loses half of the digits of float32."""
     return vector.square().sum(-1, keepdim=True).sqrt()
 
 
 def _divided(part: Tensor, by: Tensor) -> Tensor:
-    """part/by, or zero where both are zero: an exhausted Krylov space adds nothing more."""
+    """Return part/by, or zero where both are zero because the Krylov space is exhausted."""
     return part / by.clamp(min=torch.finfo(by.dtype).tiny)
 
 
 def _to_host(*numbers: Tensor) -> list[ndarray]:
-    """Tensors (*batch, 1) as float64 arrays (members,), in one transfer; all must be finite."""
+    """Return tensors (*batch, 1) as float64 arrays (members,), or raise if one is not finite."""
     rows = torch.cat(numbers, dim=-1).reshape(-1, len(numbers)).cpu().numpy().astype(np.float64).T
     if not np.isfinite(rows).all():
         raise ValueError("operator: expected finite products, got NaN or infinity")
@@ -266,7 +266,7 @@ def _to_host(*numbers: Tensor) -> list[ndarray]:
 
 
 def _lanczos(J: _FlatOperator, v_1: Tensor, tol: float, max_iterations: int, overlap: float | None):
-    """Golub–Kahan–Lanczos: J V_k = U_k B_k, with α on the diagonal of B_k and β above it.
+    """Run Golub–Kahan–Lanczos, J V_k = U_k B_k, with α on the diagonal of B_k and β above it.
 
     V_k is orthogonalised at every step; U_k then is orthogonal by itself (Simon & Zha 2000).
     """
@@ -274,10 +274,10 @@ def _lanczos(J: _FlatOperator, v_1: Tensor, tol: float, max_iterations: int, ove
     steps = min(max_iterations, rows + 1, columns)
     members = math.prod(J.operator.batch_shape)
     d = np.zeros((members, steps))  # the diagonal of T_k = B_kᵀB_k, on the host
-    t = np.zeros((members, steps))  # beside it
+    t = np.zeros((members, steps))  # the entries beside the diagonal
     iterations = np.zeros(members, dtype=int)
     running = np.ones(members, dtype=bool)
-    blocks = []  # of V_k: it grows without being copied
+    blocks = []  # V_k in blocks, so that it grows without being copied
     v_k = v_1
     u_k = J.first_matvec(v_1)
     beta = 0.0
@@ -300,7 +300,7 @@ def _lanczos(J: _FlatOperator, v_1: Tensor, tol: float, max_iterations: int, ove
             beta_k = _norm(w)
             (beta,) = _to_host(beta_k)
         t[:, k - 1] = alpha * beta
-        iterations[running] = k  # a member that has converged keeps what it had
+        iterations[running] = k  # a member that has converged keeps its count
         running[running] = ~_has_converged(d[running, :k], t[running, :k], tol, overlap)
         if k == steps or not running.any():
             return _summary(J, V, d, t, iterations, ~running, overlap)
@@ -309,7 +309,7 @@ def _lanczos(J: _FlatOperator, v_1: Tensor, tol: float, max_iterations: int, ove
 
 
 def _summary(J, V, d, t, iterations, converged, overlap) -> dict[str, Tensor]:
-    """Ritz vector and certificate of each member, from the steps up to its own stop."""
+    """Return each member's Ritz vector and certificate, from the steps up to its own stop."""
     y = np.zeros((len(d), sum(map(len, V))))
     residual = np.zeros(len(d))
     upper = np.full(len(d), np.inf)
@@ -327,14 +327,14 @@ def _summary(J, V, d, t, iterations, converged, overlap) -> dict[str, Tensor]:
 
 
 def _power(J: _FlatOperator, v_1: Tensor, tol: float, max_iterations: int, overlap: float | None):
-    """Power iteration on JᵀJ; a member stops when its estimate changes by less than tol."""
+    """Run power iteration on JᵀJ; a member stops when its estimate changes by less than tol."""
     v = v_1
     u = J.first_matvec(v_1)
     value = torch.zeros_like(v[..., :1])
     running = torch.ones_like(value, dtype=torch.bool)
     iterations = torch.zeros_like(value, dtype=torch.long)
     upper = torch.full_like(value, torch.inf, dtype=torch.float64)
-    log_norm = torch.zeros_like(upper)  # of J(JᵀJ)^{k−1} v_1
+    log_norm = torch.zeros_like(upper)  # log ‖J(JᵀJ)^{k−1} v_1‖
     for k in range(1, max_iterations + 1):
         before = value
         value = _norm(u)
@@ -357,7 +357,7 @@ def _power(J: _FlatOperator, v_1: Tensor, tol: float, max_iterations: int, overl
 
 
 def _result(J: _FlatOperator, v, upper, residual, iterations, converged) -> dict[str, Tensor]:
-    """Parts of a SpectralNorm, by one product more: the value is a norm ‖Jv‖ that J does reach."""
+    """Return the parts of a SpectralNorm; ``value`` is a norm ‖Jv‖, from one more product."""
     batch = J.operator.batch_shape
     image = J.matvec(v)
     norm = _norm(image)
@@ -377,7 +377,7 @@ def _result(J: _FlatOperator, v, upper, residual, iterations, converged) -> dict
 
 
 def _closed(found: SpectralNorm, tol: float, method: str) -> Tensor:
-    """Which members have converged, their bracket being as narrow as that promises."""
+    """Return which members have converged and have a bracket as narrow as convergence promises."""
     slack = (1 + math.sqrt(tol)) * (1 + math.sqrt(torch.finfo(found.value.dtype).eps))
     closed = found.upper <= slack * found.value
     if method == "lanczos" and bool((found.converged & ~closed).any()):
@@ -387,7 +387,7 @@ def _closed(found: SpectralNorm, tol: float, method: str) -> Tensor:
 
 
 def _with_bound(found: SpectralNorm, upper_bound: Tensor | float) -> SpectralNorm:
-    """Put a bound that always holds in the place of the one that holds with a probability."""
+    """Replace the bound that holds with a probability by one that always holds."""
     value = found.value
     shape = tuple(value.shape)
     try:
@@ -405,7 +405,7 @@ def _with_bound(found: SpectralNorm, upper_bound: Tensor | float) -> SpectralNor
 
 
 def _ritz(d: ndarray, t: ndarray) -> tuple[ndarray, ndarray, ndarray, ndarray]:
-    """Ritz values θ of each member, decreasing; of θ_1 the vector V_k y, residual and error.
+    """Return each member's Ritz values θ, decreasing, and the vector y, residual and error of θ_1.
 
     The relative error is estimated to second order, with θ_2 for σ_2 (:prf:ref:`thm-residual`).
     """
@@ -419,9 +419,9 @@ def _ritz(d: ndarray, t: ndarray) -> tuple[ndarray, ndarray, ndarray, ndarray]:
 
 
 def _has_converged(d: ndarray, t: ndarray, tol: float, overlap: float | None) -> ndarray:
-    """Whether θ_1 of each member is within tol as estimated, and within √tol as certified."""
+    """Return which members' θ_1 are within tol by the estimate, and within √tol for certain."""
     converged = np.ones(len(d), dtype=bool)
-    if overlap is not None:  # as a rule this comes last, and it needs no eigenvectors
+    if overlap is not None:  # usually the last to hold, and it needs no eigenvectors
         eigenvalues = np.linalg.eigvalsh(_tridiagonal(d, t))
         m = max(math.log(2 * math.sqrt(tol) + tol), _SMALLEST_LOG)  # (1 + √tol)² = 1 + e^m
         x, log_right = _certificate_b(np.sqrt(np.maximum(eigenvalues[:, ::-1], 0)), t, overlap)
@@ -432,7 +432,7 @@ def _has_converged(d: ndarray, t: ndarray, tol: float, overlap: float | None) ->
 
 
 def _largest_growth(theta: ndarray, t: ndarray, overlap: float) -> ndarray:
-    r"""How far above θ_1 the certificates let σ_max lie, as a factor: the better of the two.
+    r"""Return the largest factor σ_max/θ_1 that the better of the two certificates allows.
 
     The second is the root of :math:`\prod_i(\sigma^2-\theta_i^2) = \prod_j t_j/s`, by Newton's
     method on m = log(σ²/θ_1² − 1). The logarithm of the left side increases in m and is convex:
@@ -453,14 +453,14 @@ def _largest_growth(theta: ndarray, t: ndarray, overlap: float) -> ndarray:
 
 
 def _certificate_b(theta: ndarray, t: ndarray, overlap: float) -> tuple[ndarray, ndarray]:
-    """x = 1 − θ²/θ_1², for Σ log(e^m + x_i) on the left, and the logarithm of the right side."""
+    """Return x = 1 − θ²/θ_1², for Σ log(e^m + x_i) on the left, and the log of the right side."""
     theta_1 = np.maximum(theta[:, :1], _TINY)
-    t = np.maximum(t / theta_1**2, _TINY)  # t_j = 0: the Krylov space is all that there is
+    t = np.maximum(t / theta_1**2, _TINY)  # t_j = 0 when the Krylov space is exhausted
     return 1 - (theta / theta_1) ** 2, np.log(t).sum(1) - math.log(overlap)
 
 
 def _tridiagonal(d: ndarray, t: ndarray) -> ndarray:
-    """T_k as matrices (members, k, k), the lower triangle."""
+    """Return T_k as matrices (members, k, k) of which only the lower triangle is filled."""
     members, k = d.shape
     T = np.zeros((members, k * k))
     T[:, :: k + 1] = d

@@ -52,7 +52,7 @@ function draw(scene, found) {
 	words(scene, found);
 }
 
-// Chapter 6: one token at R Au/‖Au‖, the others at Ru, where u has the largest score gap.
+// The worst case of the score gap: one token at R Au/‖Au‖, the others at Ru for its maximiser u.
 function worst({ A, n, radius }) {
 	let best = [-1];
 	for (let i = 0; i < 720; i++) {

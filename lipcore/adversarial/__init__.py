@@ -1,7 +1,7 @@
-"""Inputs with a large local constant: constructions of the theory, and gradient ascent on σ_max.
+"""Inputs with a large local constant, by the constructions of the theory or by gradient ascent.
 
-Everything here gives *lower* bounds of the Lipschitz constant on a set: the local constant at one
-input of the set (:prf:ref:`thm-lip-local`).
+The local constant at one input of a set is a *lower* bound of the Lipschitz constant on the set
+(:prf:ref:`thm-lip-local`).
 """
 
 from lipcore.adversarial.ascent import Ascent, ascend

@@ -14,20 +14,20 @@ from lipcore.attention import Attention
 from lipcore.bounds.normalised import Normalisation
 from lipcore.spectral import spectral_norm
 
-#: Products with J and Jᵀ a step: singular vectors are carried over, so few are enough.
+#: Products with J and Jᵀ in each step; singular vectors are carried over, so that few are enough.
 PRODUCTS = 3
 
 
 @dataclass(frozen=True, eq=False)
 class Ascent:
-    """What gradient ascent reached, one entry a member of the batch.
+    """The result of gradient ascent, with one entry for each member of the batch.
 
     Attributes
     ----------
     X : Tensor, shape (…, n, d)
         The best input found, in its set.
     value : Tensor, shape (…)
-        σ_max of the Jacobian there: a lower bound of the Lipschitz constant on the set.
+        The norm σ_max of the Jacobian there, a lower bound of the Lipschitz constant on the set.
     history : Tensor, shape (steps + 1, …)
         Best value after each step; it never falls.
     """
@@ -49,12 +49,12 @@ def ascend(
     progress: bool = True,
     generator: torch.Generator | None = None,
 ) -> Ascent:
-    r"""Projected gradient ascent on :math:`\sigma_{\max}(D_Xf)` in a ball, or on an ellipsoid.
+    r"""Run projected gradient ascent on :math:`\sigma_{\max}(D_Xf)` in a ball, or on an ellipsoid.
 
     The gradient is :math:`\nabla_X\,(u\cdot D_Xf[v])` with the top singular vectors u, v held
     fixed (Danskin's theorem). Each member of the batch has its own step, which grows when σ grows
-    and shrinks when it does not; a step is kept only if σ grows. What is reached is a lower bound
-    of the Lipschitz constant on the set (:prf:ref:`thm-lip-local`).
+    and shrinks when it does not; a step is kept only if σ grows. The result is a lower bound of the
+    Lipschitz constant on the set (:prf:ref:`thm-lip-local`).
 
     Parameters
     ----------
@@ -62,16 +62,16 @@ def ascend(
     X : Tensor, shape (…, n, d)
         Where to start; every leading dimension is a batch.
     radius : float, optional
-        Radius of the ball that the tokens keep to. Give this or ``ellipsoid``.
+        Radius of the ball in which the tokens stay. Give this or ``ellipsoid``.
     ellipsoid : Normalisation, or (gain, bias), tensors of shape (d,), optional
-        Tokens keep to :math:`\sqrt d\,\mathrm{diag}(g)S^{d-1} + b`, where a normalisation puts
-        them; after a LayerNorm also to the points of mean zero of the sphere. With a pair they do
-        not, and the bias may be None.
+        Tokens stay on :math:`\sqrt d\,\mathrm{diag}(g)S^{d-1} + b`, where a normalisation puts
+        them. For a LayerNorm they also stay on the points of the sphere with mean zero; for a pair
+        they do not, and the bias may be None.
     steps : int
     restarts : int
-        Starts for each member: X itself, and X with random moves; the best is returned.
+        Number of starts for each member: X itself, and X with random moves. The best is returned.
     learning_rate : float
-        First step: how far the token that moves most goes, in units of the radius.
+        How far the token that moves most goes in the first step, in units of the radius.
     progress : bool
         Whether to show a progress bar.
     generator : torch.Generator, optional
@@ -84,7 +84,7 @@ def ascend(
     Raises
     ------
     ValueError, TypeError
-        If X does not fit, leaves the ball or ellipsoid, or not exactly one of these is given.
+        If X does not fit, or leaves the ball or ellipsoid, or not exactly one of these is given.
 
     Examples
     --------
@@ -112,7 +112,7 @@ def ascend(
 
 @dataclass(frozen=True, eq=False)
 class _State:
-    """Where the ascent of B members stands."""
+    """The state of the ascent of B members."""
 
     y: Tensor  # (B, n, d), coordinates in the domain
     value: Tensor  # (B,), σ there
@@ -122,7 +122,7 @@ class _State:
 
 
 def _starts(y: Tensor, domain: Domain, restarts: int, generator: torch.Generator | None) -> Tensor:
-    """(1, batch, n, d) → (restarts, batch, n, d): y itself, then y moved by more and more."""
+    """Return starts (restarts, batch, n, d): y (1, batch, n, d), then y moved by more and more."""
     if restarts == 1:
         return y
     generator = generator or torch.Generator().manual_seed(0)
@@ -139,7 +139,7 @@ def _first_state(attention: Attention, domain: Domain, y: Tensor, learning_rate:
 
 
 def _next_state(attention: Attention, domain: Domain, state: _State) -> _State:
-    """One step of each member, kept where σ grows."""
+    """Make one step for each member, which is kept where σ grows."""
     gradient = domain.tangent(state.y, _gradient(attention, domain, state))
     largest = gradient.norm(dim=-1, keepdim=True).amax(-2, keepdim=True)
     y = domain.project(state.y + state.rate * gradient / torch.where(largest > 0, largest, 1))
@@ -157,7 +157,7 @@ def _next_state(attention: Attention, domain: Domain, state: _State) -> _State:
 
 @torch.enable_grad()
 def _gradient(attention: Attention, domain: Domain, state: _State) -> Tensor:
-    """∇_y of u·D_Xf[v], u and v held fixed: as (D_Xf)ᵀ[u]·v, by two reverse passes."""
+    """Return ∇_y of u·D_Xf[v] with u, v held fixed, as (D_Xf)ᵀ[u]·v by two reverse passes."""
     y = state.y.clone().requires_grad_()
     X = domain.outward(y)
     (pulled,) = torch.autograd.grad((state.left * attention(X)).sum(), X, create_graph=True)
@@ -166,7 +166,7 @@ def _gradient(attention: Attention, domain: Domain, state: _State) -> Tensor:
 
 
 def _top(attention: Attention, X: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(σ, u, v) at X: by power iterations from the v of the step before."""
+    """Return (σ, u, v) at X, by power iterations from the v of the step before."""
     operator = attention.jacobian(X)
     for _ in range(PRODUCTS):
         right = _unit(operator.rmatvec(operator.matvec(right)))
@@ -175,7 +175,7 @@ def _top(attention: Attention, X: Tensor, right: Tensor) -> tuple[Tensor, Tensor
 
 
 def _unit(vectors: Tensor) -> Tensor:
-    """(B, n, d) with each member scaled to norm one; zero stays zero."""
+    """Return (B, n, d) with each member scaled to norm one; zero stays zero."""
     norms = vectors.flatten(1).norm(dim=-1)[:, None, None]
     return vectors / torch.where(norms > 0, norms, 1)
 
@@ -183,7 +183,7 @@ def _unit(vectors: Tensor) -> Tensor:
 def _best_restart(
     attention: Attention, reached: Tensor, history: Tensor, X: Tensor, restarts: int
 ) -> Ascent:
-    """The best restart of each member, its value measured anew and to more digits."""
+    """Return the best restart of each member, with its value computed again, more accurately."""
     *batch, n, d = X.shape
     tol = max(1e-10, 16 * torch.finfo(X.dtype).eps)
     value = spectral_norm(attention.jacobian(reached), tol=tol).value

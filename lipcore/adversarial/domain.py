@@ -1,4 +1,4 @@
-"""The set that tokens keep to during gradient ascent: a ball, or an ellipsoid."""
+"""The set in which tokens stay during gradient ascent: a ball, or an ellipsoid."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import Tensor
 from lipcore._checks import check_number, check_real_tensor
 from lipcore.bounds.normalised import Normalisation
 
-#: Relative distance by which a token may stand out of the ball.
+#: The relative distance by which a token may be outside the ball.
 OUTSIDE = {torch.float32: 1e-5, torch.float64: 1e-9}
-#: The same for the ellipsoid and the mean: the ε of a normalisation makes tokens shorter.
+#: The same for the ellipsoid and the mean, since the ε of a normalisation makes tokens shorter.
 OFF_ELLIPSOID = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
 class Domain:
-    """Tokens x = scale ⊙ y + offset, y in the unit ball or on the sphere, perhaps of mean zero."""
+    """Tokens scale ⊙ y + offset, with y in the unit ball or on the sphere, perhaps of mean zero."""
 
     scale: Tensor  # (d,)
     offset: Tensor  # (d,)
@@ -79,9 +79,10 @@ def domain_of(
     radius: float | None,
     ellipsoid: Normalisation | tuple[Tensor, Tensor | None] | None,
 ) -> Domain:
-    """Return the ball or the ellipsoid, whichever is given, if all tokens of X lie in it."""
+    """Return the ball or the ellipsoid, whichever is given, if it contains all tokens of X."""
     if (radius is None) == (ellipsoid is None):
-        raise ValueError("radius, ellipsoid: expected exactly one of the two")
+        got = "neither" if radius is None else "both"
+        raise ValueError(f"radius, ellipsoid: expected exactly one of the two, got {got}")
     d = X.shape[-1]
     if radius is not None:
         radius = check_number("radius", radius, minimum=0, strict=True)

@@ -1,4 +1,4 @@
-"""Inputs of two distinct tokens: x_1 once, which the n − 1 copies of x_2 attend to."""
+"""Inputs of two distinct tokens, x_1 once and n − 1 copies of x_2, which attend to x_1."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from lipcore.bounds import eigen_gamma, score_gap
 
 
 def eigenvector_inputs(A: Tensor, n: int, radius: float) -> Tensor:
-    r"""The published worst case (Castin, Ablin & Peyré 2024; :prf:ref:`thm-lower-eigen`).
+    r"""Return the worst case that Castin, Ablin & Peyré 2024 publish (:prf:ref:`thm-lower-eigen`).
 
-    With the unit eigenvector u of the real eigenvalue γ for which max(−γ, γ/8) is largest, x_1 and
-    x_2 are −Ru and Ru if γ is negative, Ru and Ru/2 if it is positive.
+    Let u be the unit eigenvector of the real eigenvalue γ for which max(−γ, γ/8) is largest. Then
+    x_1 and x_2 are −Ru and Ru if γ is negative, Ru and Ru/2 if it is positive.
 
     Parameters
     ----------
     A : Tensor, shape (d, d)
     n : int
-        Number of tokens; with n = 2, the pair alone.
+        Number of tokens; with n = 2, the pair alone is returned.
     radius : float
-        Radius R of the ball.
+        The radius R of the ball.
 
     Returns
     -------
@@ -47,7 +47,7 @@ def eigenvector_inputs(A: Tensor, n: int, radius: float) -> Tensor:
 
 
 def score_gap_inputs(A: Tensor, n: int, radius: float) -> Tensor:
-    r"""The worst case that exists for every A (:prf:ref:`thm-lower-gap`).
+    r"""Return a worst case that exists for every A (:prf:ref:`thm-lower-gap`).
 
     With a maximiser u of the score gap (:func:`lipcore.bounds.score_gap`),
     :math:`x_1 = R\,Au/\|Au\|` and :math:`x_2 = Ru`. Parameters and errors are those of
@@ -71,10 +71,10 @@ def score_gap_inputs(A: Tensor, n: int, radius: float) -> Tensor:
 
 
 def reduced_scores(head: Attention) -> tuple[Tensor, Tensor]:
-    r"""A of one head in an orthonormal basis B of the span of the rows of Q and K.
+    r"""Return A of one head in an orthonormal basis B of the span of the rows of Q and K, and B.
 
-    Scores depend on nothing else: :math:`\lambda K^\top Q = BAB^\top`, with at most 2k columns
-    in B. Inputs x for A are inputs Bx of the head.
+    Scores depend on nothing else: :math:`\lambda K^\top Q = BAB^\top`, and B has at most 2k
+    columns. An input x for A is the input Bx of the head.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ def reduced_scores(head: Attention) -> tuple[Tensor, Tensor]:
 
 
 def eigenvector_pairs(values: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """(x_1, x_2) in the unit ball, for real eigenvalues (…) and their unit eigenvectors (…, d)."""
+    """Return (x_1, x_2) in the unit ball, for real eigenvalues (…) and unit eigenvectors (…, d)."""
     negative = (values < 0)[..., None]
     first = torch.where(negative, -vectors, vectors)
     others = torch.where(negative, vectors, vectors / 2)
@@ -116,7 +116,7 @@ def eigenvector_pairs(values: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def score_gap_pair(A: Tensor) -> tuple[Tensor, Tensor]:
-    """(x_1, x_2) of the score gap in the unit ball, two vectors (d,)."""
+    """Return (x_1, x_2) of the score gap in the unit ball, two vectors (d,)."""
     _, u = score_gap(A)
     u = u.to(A)
     image = A @ u
@@ -124,7 +124,7 @@ def score_gap_pair(A: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def one_against_others(first: Tensor, others: Tensor, n: int) -> Tensor:
-    """One token and n − 1 copies of another: (d,), (d,) → (n, d)."""
+    """Return one token and n − 1 copies of another: (d,), (d,) → (n, d)."""
     return torch.cat([first[None], others.expand(n - 1, -1)])
 
 

@@ -15,16 +15,16 @@ from lipcore.bounds import score_gap
 
 @dataclass(frozen=True, eq=False)
 class SharedKey:
-    """An input whose first token all the others attend to, for one head.
+    """An input whose first token is attended to by all the others, for one head.
 
     Attributes
     ----------
     X : Tensor, shape (n, d)
         The shared key first, then n − 1 equal tokens.
     lead : float
-        By how much the others' score for the shared key exceeds that for one another.
+        How much the others' score for the shared key exceeds their score for one another.
     lower : float
-        Lower bound of the local constant at X: what the first token alone can move.
+        A lower bound of the local constant at X, from moves of the first token alone.
     """
 
     X: Tensor
@@ -33,12 +33,12 @@ class SharedKey:
 
 
 def shared_key_inputs(head: Attention, n: int, radius: float) -> SharedKey:
-    r"""One token that all the others attend to, with biases and mask (:prf:ref:`prop-crowd-bias`).
+    r"""Return an input with one token that all others attend to (:prf:ref:`prop-crowd-bias`).
 
-    The others stand at :math:`x_2 = Ru`, u the maximiser of the score gap of A, the shared key at
-    :math:`x_1 = Ry/\|y\|` with :math:`y = Ax_2 + c`, the gradient of their scores. With
-    :math:`z = x_1 - x_2`, :math:`w_i = 1/(1 + m_i e^{-y\cdot z})`, and :math:`m_i = n - 1`, or
-    i − 1 with a causal mask,
+    The head may have biases and a causal mask. The others are at :math:`x_2 = Ru`, u the maximiser
+    of the score gap of A, and the shared key is at :math:`x_1 = Ry/\|y\|` with
+    :math:`y = Ax_2 + c`, the gradient of their scores. With :math:`z = x_1 - x_2`,
+    :math:`w_i = 1/(1 + m_i e^{-y\cdot z})`, and :math:`m_i = n - 1`, or i − 1 with a causal mask,
 
     .. math:: \|D_Xf\|_2 \ge \max_{\|\varepsilon\|=1} \Big( \sum_{i\ge2} w_i^2
         \big\| V(I + (1-w_i)\,zy^\top)\varepsilon \big\|^2 \Big)^{1/2}.
@@ -70,7 +70,8 @@ def shared_key_inputs(head: Attention, n: int, radius: float) -> SharedKey:
     (32.0, 7.0)
     """
     if head.heads != 1 or head.mask is not None or head.log_weights is not None or head.window:
-        raise ValueError("head: expected one head, without mask or weights but the causal mask")
+        expected = "one head without mask, log_weights and window (causal=True is allowed)"
+        raise ValueError(f"head: expected {expected}, got {head!r}")
     n = check_count("n", n, minimum=2)
     radius = check_number("radius", radius, minimum=0, strict=True)
     A, basis = reduced_scores(head)
@@ -91,13 +92,13 @@ def shared_key_inputs(head: Attention, n: int, radius: float) -> SharedKey:
 
 
 def _value_and_output(head: Attention) -> Tensor:
-    """W V, or a matrix with the same norms and few rows."""
+    """Return W V, or a matrix with the same norms and few rows."""
     value = head.value[0]
     return value if head.output is None else torch.linalg.qr(head.output, mode="r").R @ value
 
 
 def _response_to_first(V: Tensor, y: Tensor, z: Tensor, w: Tensor) -> Tensor:
-    """Largest √Σ_i w_i² ‖V(I + (1−w_i) z yᵀ) ε‖² over unit ε, in the span of V's rows and y."""
+    """Return the largest √Σ_i w_i² ‖V(I + (1−w_i) z yᵀ) ε‖² over unit ε, in the span of V and y."""
     basis, _ = torch.linalg.qr(torch.cat([V, y[None]]).mT)
     VB = V @ basis
     yB = y @ basis

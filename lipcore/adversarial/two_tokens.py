@@ -1,4 +1,4 @@
-"""Norms of the Jacobian in closed form where there are two distinct tokens x_1, x_2, for V = I."""
+"""Norms of the Jacobian in closed form for two distinct tokens x_1 and x_2, and V = I."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 def two_token_norm(A: Tensor, first: Tensor, others: Tensor, copies: Tensor, n: int) -> Tensor:
-    r"""‖D_X f‖₂ where some tokens are x_1 and the rest x_2, without a mask.
+    r"""Return ‖D_X f‖₂ if some tokens are x_1 and the rest x_2, without a mask.
 
     On vectors that are equal for equal tokens, D_X f is a map of two tokens with masses; on the
-    rest it is own query alone (:prf:ref:`cor-split-sequence`). ``copies`` (numbers,) of the n
-    tokens are x_1, at least one and less than n; ``first`` and ``others``, (pairs, d), are x_1
-    and x_2. The result has the shape (pairs, numbers).
+    rest it is own query, the query term, alone (:prf:ref:`cor-split-sequence`). ``copies``
+    (numbers,) of the n tokens are x_1, at least one and less than n; ``first`` and ``others``,
+    (pairs, d), are x_1 and x_2. The result has the shape (pairs, numbers).
     """
     z = first - others
     z, image_1, image_2, pulled = _common_coordinates([z, first @ A.mT, others @ A.mT, z @ A])
@@ -37,11 +37,11 @@ def two_token_norm(A: Tensor, first: Tensor, others: Tensor, copies: Tensor, n: 
 
 
 def first_token_norm(A: Tensor, first: Tensor, others: Tensor, n: int) -> Tensor:
-    r"""Norm of the causal Jacobian's columns of token 1, which is x_1; then n − 1 times x_2.
+    r"""Return the norm of the causal Jacobian's columns of token 1, for x_1 and n − 1 times x_2.
 
-    Row i is :math:`w_i(I + (1-w_i)\,zy^\top)` with z = x_1 − x_2, y = Ax_2
-    (:prf:ref:`thm-lower-masked`). The sum of their squares is a multiple of I outside the span of
-    z and y. ``first`` and ``others``, (pairs, d), are x_1 and x_2; the result is (pairs,).
+    Row i is :math:`w_i(I + (1-w_i)\,zy^\top)` with z = x_1 − x_2 and y = Ax_2
+    (:prf:ref:`thm-lower-masked`). Outside the span of z and y the sum of squares is a multiple of
+    I. ``first`` and ``others``, (pairs, d), are x_1 and x_2; the result is (pairs,).
     """
     z = first - others
     y = others @ A.mT
@@ -56,14 +56,14 @@ def first_token_norm(A: Tensor, first: Tensor, others: Tensor, n: int) -> Tensor
     determinant = -(s1**2) * (zz * yy - zy**2)
     root = (trace.square() / 4 - determinant).clamp(min=0).sqrt()
     top = trace if len(A) == 1 else trace / 2 + root
-    return (1 + s0 + top).sqrt()  # token 1 sees itself alone: 1
+    return (1 + s0 + top).sqrt()  # the 1 is for token 1, which sees only itself
 
 
 def _common_coordinates(vectors: list[Tensor]) -> list[Tensor]:
-    """The same vectors (pairs, d) in an orthonormal basis of four directions that span them.
+    """Return the vectors (pairs, d) in an orthonormal basis of four directions that span them.
 
-    One of the four is orthogonal to A x_1, A x_2 and Aᵀz: there D_X f is mixing alone, as it is
-    on everything outside the span.
+    One of the four is orthogonal to A x_1, A x_2 and Aᵀz. There D_X f is mixing alone, as it is on
+    everything outside the span.
     """
     stacked = torch.stack(vectors, dim=-1)  # (pairs, d, 4)
     if stacked.shape[1] <= stacked.shape[2]:

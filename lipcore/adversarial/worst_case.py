@@ -13,14 +13,14 @@ from lipcore.adversarial.two_tokens import first_token_norm, two_token_norm
 
 
 def worst_case_inputs(A: Tensor, n: int, radius: float, *, causal: bool = False) -> Tensor:
-    r"""The input of largest local constant among the constructions of the theory, for V = I.
+    r"""Return the worst input among the constructions of the theory, for V = I.
 
-    Some tokens x_1 are attended to by all the others, x_2. The pairs tried are, for each real
-    eigenvalue, (−Ru, Ru) where it is negative and (Ru, Ru/2) where it is positive
-    (:prf:ref:`thm-lower-eigen`), and (R Au/‖Au‖, Ru) for the score gap (:prf:ref:`thm-lower-gap`);
-    each with x_1 moved towards x_2, and repeated, as suits n. The norm of the Jacobian decides,
-    which is known in closed form for two distinct tokens; with a mask, that of its first columns
-    (:prf:ref:`thm-lower-masked`).
+    All other tokens, x_2, attend to some tokens x_1. The pairs that are tried are, for each real
+    eigenvalue, (−Ru, Ru) if it is negative and (Ru, Ru/2) if it is positive
+    (:prf:ref:`thm-lower-eigen`), and (R Au/‖Au‖, Ru) for the score gap (:prf:ref:`thm-lower-gap`).
+    In each pair x_1 is moved towards x_2, and repeated, as is best for n. The choice is by the norm
+    of the Jacobian, which is known in closed form for two distinct tokens, or with a mask by the
+    norm of its first columns (:prf:ref:`thm-lower-masked`).
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ def worst_case_inputs(A: Tensor, n: int, radius: float, *, causal: bool = False)
     radius : float
         Radius of the ball.
     causal : bool
-        Whether tokens see the past only: then x_1 is not repeated.
+        Whether tokens see the past only; x_1 is then not repeated.
 
     Returns
     -------
@@ -71,7 +71,7 @@ def worst_case_inputs(A: Tensor, n: int, radius: float, *, causal: bool = False)
 
 
 def _candidates(A: Tensor) -> tuple[Tensor, Tensor]:
-    """(x_1, x_2) in the unit ball, (candidates, d): x_1 at 50 places on the way from x_2."""
+    """Return (x_1, x_2) in the unit ball, (candidates, d), with x_1 at 50 places on its way."""
     values, vectors = torch.linalg.eig(A)
     real = values.imag == 0
     directions = vectors[:, real].real.mT

@@ -1,17 +1,33 @@
-r"""Bounds of the (local) Lipschitz constant of attention: one file a family of statements.
+r"""Bounds on Lipschitz constants of attention, on sets of inputs and at single inputs.
 
-Chapter 5, 18: ``sequences``, ``rows`` · 6: ``gap``, ``lower``, ``copies`` · 7: ``mean_field`` · 8:
-``large_radius_limit`` · 9, 10: ``masked`` · 11: ``layer``, ``normalised`` · 18, 19: ``local`` · 20:
-``l2`` · 22: ``change`` · in low precision: ``rounding`` · others' bounds: ``rivals``. The least of
-all that holds for a head or a layer is :func:`best_upper`.
+======================  ==========================================================================
+Module                  What it holds
+======================  ==========================================================================
+``best``                the least of all upper bounds that hold for a head or a layer
+``sequences``           upper bounds for n tokens in a ball: general, unified and sharp forms
+``rows``                the largest norm of one row of the Jacobian, on which the sharp forms rest
+``mean_field``          upper bounds for measures in a ball, and so for any number of tokens
+``lower``               lower bounds from one leader, the token that all others look at
+``copies``              lower bounds from leaders with copies, and the best of all
+``gap``                 the score gap of A, which sets the exact exponential rate
+``large_radius_limit``  what the Jacobian becomes when tokens are scaled up
+``masked``              upper bounds with a causal mask, from Hardy's inequality
+``layer``               upper bounds for a layer with heads, biases, rotary positions, projection
+``normalised``          upper bounds for tokens that come out of LayerNorm or RMSNorm
+``local``               the local bound, an upper bound at one input
+``change``              upper bounds on how far the outputs move under a change of finite size
+``rounding``            bounds on the errors of low precision
+``l2``                  upper bounds for attention with squared distances (L2 attention)
+``rivals``              bounds that others have published
+======================  ==========================================================================
 
-Closed forms are functions of keyword-only sizes and return a float: ``n`` tokens of norm at most
+Closed forms take sizes as keyword-only arguments and return a float: ``n`` tokens of norm at most
 ``radius`` :math:`= R`; ``norm_a`` and ``norm_v``, the spectral norms of A and V, or A and V
 themselves, of shapes (d, d) and (p, d). Throughout :math:`a = \|A\|_2 R^2` and
-:math:`\kappa = e^{2a}`. They are worked out in logarithms: ``log=True`` returns the logarithm, and
-a value past float64's range is ``inf``, never an error. A size that is negative or not finite, n
-below 1, or a matrix that is not finite or does not fit is refused with ValueError; a wrong type
-with TypeError.
+:math:`\kappa = e^{2a}`. The closed forms are evaluated in logarithms: ``log=True`` returns the
+logarithm, and a value beyond the range of float64 is ``inf`` rather than an error. A size that is
+negative or not finite, n below 1, and a matrix that is not finite or does not fit raise a
+ValueError; a wrong type raises a TypeError.
 """
 
 from lipcore.bounds.best import best_upper

@@ -1,9 +1,9 @@
-r"""How much attention one key can collect: bounds of the column sums of P.
+r"""Bounds of the column sums of P: how much attention one key can collect.
 
 Every upper bound for the ball is a function of a, n and these sums. Without a mask they are at most
-:math:`e^{g^*}` (:prf:ref:`lem-columns`). With a causal mask that is not true, even up to powers of
-a (:prf:ref:`thm-masked-planes`); there the ball is cut into cells within which scores vary by at
-most t, and the queries of a cell are keys of it too. Seen by A the ball is an ellipsoid whose
+:math:`e^{g^*}` (:prf:ref:`lem-columns`). With a causal mask this fails, even up to powers of a
+(:prf:ref:`thm-masked-planes`). There the ball is cut into cells in which scores vary by at most t,
+and the queries of a cell are also keys of it. As A sees it, the ball is an ellipsoid whose
 semi-axes a_i are the singular values of R²A (:prf:ref:`thm-masked-rate`).
 """
 
@@ -19,17 +19,17 @@ from lipcore.bounds._logarithms import exp, log_, log_add, log_one_plus, smalles
 from lipcore.bounds._matrices import rank_of
 from lipcore.bounds.gap import score_gap_upper
 
-#: log c at which numbers of Voronoi cells are tried: any c gives a bound.
+#: Values of log c for which numbers of Voronoi cells are computed; every c gives a bound.
 _LOG_C = torch.linspace(-30, 6, 145, dtype=torch.float64)
 
 
 def log_column_sum(n: int | None, log_a: float, gap: float = math.inf) -> float:
-    r"""log S of n tokens, or of every n, whose scores allow a gap g* (:prf:ref:`thm-every`).
+    r"""Return log S of n tokens, or of every n, whose scores have a gap g* (:prf:ref:`thm-every`).
 
     .. math:: S = \min\Big( e^{g^*},\; \frac{\kappa}{n+\kappa-1}
         + \frac{(n-1)e^{g^*}}{n-1+e^{g^*}} \Big)
 
-    ``gap`` is an upper bound of g*; left out, 2a, and S is nκ/(n+κ−1).
+    The argument ``gap`` is an upper bound of g*. It is 2a if left out, and S is then nκ/(n+κ−1).
     """
     spread = 2 * exp(log_a)
     gap = min(gap, spread)
@@ -42,14 +42,14 @@ def log_column_sum(n: int | None, log_a: float, gap: float = math.inf) -> float:
 
 
 def log_size_and_gap(A: Tensor, radius: float) -> tuple[float, float]:
-    """Checked (log a, g*)."""
+    """Return (log a, g*), after checking the arguments."""
     norm = torch.linalg.matrix_norm(check_square("A", A).double(), 2).item()
     log_square = 2 * log_(check_number("radius", radius, minimum=0))
     return log_(norm) + log_square, exp(log_(score_gap_upper(A)) + log_square)
 
 
 def log_causal_column_sum(n: int, log_a: float) -> float:
-    """log min(n, 1 + κ log(1 + (n−1)/κ)): the same with a causal mask, Σ_i κ/(κ+i−1)."""
+    """Return log min(n, 1 + κ log(1 + (n−1)/κ)), for a causal mask: Σ_i κ/(κ+i−1)."""
     log_kappa = 2 * exp(log_a)
     log_others = log_(n - 1)
     if n == 1 or log_kappa == math.inf:
@@ -61,9 +61,10 @@ def log_causal_column_sum(n: int, log_a: float) -> float:
 
 
 def log_cells(A: Tensor, radius: float) -> tuple[float, float]:
-    """Checked (log a, log N e^{1+g*}) for causal masks, N = (1 + 2a·min(2, √r))^r cells.
+    """Return (log a, log N e^{1+g*}) for causal masks, with N = (1 + 2a·min(2, √r))^r cells.
 
-    Cubes or Voronoi cells (:prf:ref:`thm-masked-rate`): these are fewer from rank five on.
+    The cells are cubes or Voronoi cells (:prf:ref:`thm-masked-rate`), which are fewer from rank
+    five on.
     """
     values = torch.linalg.svdvals(check_square("A", A).double()).tolist()
     log_square = 2 * log_(check_number("radius", radius, minimum=0))
@@ -74,10 +75,10 @@ def log_cells(A: Tensor, radius: float) -> tuple[float, float]:
 
 
 def log_least_cells(A: Tensor, radius: float, *, below: float) -> float:
-    r"""log of the least N_t e^{t+g*} over t, with N_t cells, cubes or Voronoi cells.
+    r"""Return log of the least N_t e^{t+g*} over t, with N_t cells, cubes or Voronoi cells.
 
-    Infinite where that is not below the given number: often seen before the score gap is computed,
-    as g* is at least a quarter of a.
+    The result is infinite if it is not below the given number. This is often known before the score
+    gap is computed, as g* is at least a quarter of a.
     """
     log_square = 2 * log_(radius)
     values = torch.linalg.svdvals(A).tolist()
@@ -86,7 +87,7 @@ def log_least_cells(A: Tensor, radius: float, *, below: float) -> float:
     if quarter >= below:
         return math.inf
     axes = torch.tensor([math.log(v) + log_square for v in values[:rank]], dtype=torch.float64)
-    high = math.log(rank + 1)  # far out, the best t is the rank
+    high = math.log(rank + 1)  # for large a the best t is near the rank
     found = []
     for log_cells_within in (log_cubes, log_voronoi):
 
@@ -101,12 +102,12 @@ def log_least_cells(A: Tensor, radius: float, *, below: float) -> float:
 
 
 def log_cubes(log_axes: Tensor, log_t: float) -> float:
-    """log Π(1 + 2a_i√r/t): cubes of diameter t for an ellipsoid with r semi-axes a_i."""
+    """Return log Π(1 + 2a_i√r/t), for cubes of diameter t and an ellipsoid of r semi-axes a_i."""
     sides = log_axes + math.log(2) + log_(len(log_axes)) / 2 - log_t
     return torch.logaddexp(sides, torch.zeros_like(sides)).sum().item()
 
 
 def log_voronoi(log_axes: Tensor, log_t: float) -> float:
-    """log of the least Π((1+c)(4a_i/t)² + 1 + 1/c)^{1/2} over c > 0: Voronoi cells instead."""
+    """Return log of the least Π((1+c)(4a_i/t)² + 1 + 1/c)^{1/2} over c > 0, for Voronoi cells."""
     squares = 2 * (log_axes[:, None] + math.log(4) - log_t) + _LOG_C.exp().log1p()
     return torch.logaddexp(squares, (-_LOG_C).exp().log1p()).sum(0).min().item() / 2

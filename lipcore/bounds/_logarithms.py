@@ -1,4 +1,4 @@
-"""Arithmetic on logarithms, in which every closed form is worked out: nothing overflows."""
+"""Arithmetic on logarithms, in which every closed form is evaluated so that nothing overflows."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from lipcore._checks import check_number
 
 
 def log_sizes(radius: float, norm_a: float, norm_v: float) -> tuple[float, float]:
-    """Checked (log a, log ‖V‖) with a = ‖A‖R² and log 0 = −∞."""
+    """Return (log a, log ‖V‖) with a = ‖A‖R² and log 0 = −∞, after checking the arguments."""
     return log_scaled(radius, norm_a, "norm_a"), log_norm(norm_v)
 
 
 def log_scaled(radius: float, size: float, name: str) -> float:
-    """Checked log(size·R²)."""
+    """Return log(size·R²), after checking the arguments."""
     radius = check_number("radius", radius, minimum=0)
     return log_norm(size, name) + 2 * log_(radius)
 
 
 def log_norm(norm: float, name: str = "norm_v") -> float:
-    """Checked log of a norm."""
+    """Return the log of a norm, after checking it."""
     return log_(check_number(name, norm, minimum=0))
 
 
 def log_(x: float) -> float:
-    """log x, with log 0 = −∞."""
+    """Return log x, with log 0 = −∞."""
     return math.log(x) if x > 0 else -math.inf
 
 
 def exp(x: float) -> float:
-    """e^x, infinite past float64's range."""
+    """Return e^x, or infinity beyond the range of float64."""
     try:
         return math.exp(x)
     except OverflowError:
@@ -38,7 +38,7 @@ def exp(x: float) -> float:
 
 
 def log_add(x: float, y: float) -> float:
-    """log(e^x + e^y)."""
+    """Return log(e^x + e^y)."""
     high = max(x, y)
     low = min(x, y)
     if low == -math.inf or high == math.inf:
@@ -47,7 +47,7 @@ def log_add(x: float, y: float) -> float:
 
 
 def log_sum(logs: Iterable[float]) -> float:
-    """log Σ e^x."""
+    """Return log Σ e^x."""
     total = -math.inf
     for value in logs:
         total = log_add(total, value)
@@ -55,12 +55,12 @@ def log_sum(logs: Iterable[float]) -> float:
 
 
 def log_times(*factors: float) -> float:
-    """log of a product; a factor zero wins over one past float64's range."""
+    """Return log of a product, in which a zero factor wins over one beyond the range of float64."""
     return -math.inf if -math.inf in factors else sum(factors)
 
 
 def log_one_plus(*factors: float) -> float:
-    """log(1 + the product of the factors)."""
+    """Return log(1 + the product of the factors)."""
     return log_add(0.0, log_times(*factors))
 
 
@@ -70,12 +70,12 @@ def finish(log_value: float, log: bool) -> float:
 
 
 def with_own_query(log_v: float, log_mixing: float, log_a: float, log: bool) -> float:
-    """‖V‖ (mixing + a): mixing and others' keys as one number, and the own query's a."""
+    """Return ‖V‖ (mixing + a), where ``mixing`` bounds others' keys too and a is the own query."""
     return finish(log_times(log_v, log_add(log_mixing, log_a)), log)
 
 
 def smallest(function: Callable[[float], float], low: float, high: float) -> float:
-    """Least value that golden section sees of a function with one valley in [low, high]."""
+    """Return the least value, by golden section, of a function with one valley in [low, high]."""
     ratio = (math.sqrt(5) - 1) / 2
     left = high - ratio * (high - low)
     right = low + ratio * (high - low)

@@ -1,4 +1,4 @@
-"""Small facts on matrices that several bounds need."""
+"""Functions of matrices that several bounds need."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from torch import Tensor
 
 
 def square_root(matrices: Tensor) -> Tensor:
-    """R with RᵀR = MᵀM, so that ‖MB‖ = ‖RB‖ for every B: (…, q, p) → (…, min(q, p), p)."""
+    """Return R, (…, min(q, p), p), with RᵀR = MᵀM, so that ‖MB‖ = ‖RB‖ for every B."""
     return torch.linalg.qr(matrices, mode="r").R
 
 
 def product_norm(query: Tensor, key: Tensor) -> Tensor:
-    """‖KᵀQ‖₂ of each head from its factors (heads, k, d): of rank k, the product would be d × d."""
+    """Return ‖KᵀQ‖₂ of each head from its factors (heads, k, d), without the d × d product."""
     return torch.linalg.matrix_norm(square_root(key.mT) @ square_root(query.mT).mT, 2)
 
 
 def rank_of(values: list[float]) -> int:
-    """Number of singular values (largest first) that are not rounding errors of the largest."""
+    """Return how many singular values (largest first) are not rounding errors of the largest."""
     return sum(value > 1e-14 * values[0] for value in values)
 
 
 def second_moments(P: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Σ_j P_ij a_j b_jᵀ for each row i: (heads, n, p), (heads, n, k) → (heads, n, p, k)."""
+    """Return Σ_j P_ij a_j b_jᵀ for each row i: (heads, n, p), (heads, n, k) → (heads, n, p, k)."""
     return (P @ _outer(a, b).flatten(-2)).unflatten(-1, (a.shape[-1], b.shape[-1]))
 
 
 def covariances(P: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Covariance of a and b under each row of P."""
+    """Return the covariance of a and b under each row of P."""
     return second_moments(P, a, b) - _outer(P @ a, P @ b)
 
 
 def spread_and_reach(log_p: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
-    """Largest standard deviation and largest distance from the mean under each row: (heads, n).
+    """Return each row's largest standard deviation and largest distance from the mean: (heads, n).
 
-    What rounding may have taken from a variance is added.
+    A bound of the rounding error is added to the variance.
     """
     P = log_p.exp()
     points = points - points.mean(-2, keepdim=True)  # centred, covariances lose fewer digits

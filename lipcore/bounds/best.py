@@ -1,8 +1,8 @@
-r"""The least upper bound for the ball that the book proves (chapters 5, 7, 9, 11 and 18).
+r"""The least upper bound for the ball that the book proves.
 
-Every one of its bounds reads :math:`\|V\|_2(M + a)`: a for the own query, M for mixing and others'
-keys. What bounds M depends on what is known of a head, so that a minimum is taken over the theorems
-that apply to it.
+All upper bounds for the ball are of the form :math:`\|V\|_2(M + a)`, with a for the own query, and
+M for mixing and others' keys (the key term). What bounds M depends on what is known of a head, so
+that the minimum is taken over the theorems that apply to it.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def best_upper(
     causal: bool = False,
     log: bool = False,
 ) -> float:
-    r"""The least bound that is proved for n tokens in the ball, of one head or of a layer.
+    r"""Return the least bound that is proved for n tokens in the ball, of one head or of a layer.
 
-    The minimum of what applies of
+    It is the least of those of the following that apply:
 
     - the largest column sum S, by the score gap of the head and its bias, without a mask
       (:prf:ref:`thm-every`): :math:`\sqrt{(1+a^2)S}`;
-    - the longest row (:prf:ref:`thm-every-row`): :math:`\sqrt{n\,G(a)}`,
+    - the largest norm of a row (:prf:ref:`thm-every-row`): :math:`\sqrt{n\,G(a)}`,
       :math:`e^a\sqrt{F(a)}`; with a causal mask, summed over rows;
     - what V sees across the queries, without an output projection (:prf:ref:`thm-every-seen`):
       :math:`\sqrt n\,(1+\sqrt2M_n+\omega/\sqrt2)`;
@@ -48,22 +48,23 @@ def best_upper(
       (:prf:ref:`thm-masked-rate`), with cells of the best size;
     - three separate terms for rotary positions (:prf:ref:`prop-norm-rotary`);
 
-    with :math:`a_h` of :func:`score_reach` in the place of a, as :math:`|A_hx_i+c_h|R \le a_h` is
-    all that their proofs use of a query (:prf:ref:`cor-upper-layer`), and heads joined as in
-    :prf:ref:`prop-norm-heads`. With any other mask or with log-weights, what needs only that rows
-    of P sum to one. It is never above :func:`general_upper`, :func:`layer_upper`, or any other
-    bound that holds there.
+    Here :math:`a_h` of :func:`score_reach` replaces a, since :math:`|A_hx_i+c_h|R \le a_h` is all
+    that the proofs use of a query (:prf:ref:`cor-upper-layer`), and heads are joined as in
+    :prf:ref:`prop-norm-heads`. With another mask or with log-weights, only those apply that need no
+    more than that rows of P sum to one. The result is never above :func:`general_upper`,
+    :func:`layer_upper`, or any other bound that holds for the same inputs.
 
     Parameters
     ----------
     radius : float
     A, V : Tensor, shapes (d, d) and (p, d)
-        One head; or
+        One head. Give these or ``attention``.
     attention : Attention
-        a layer.
+        A layer.
     n : int, optional
-        Number of tokens; left out, the bound for every n: without a mask the mean-field constant,
-        in :math:`W_2` on measures. A layer with a mask or with log-weights has the n of these.
+        Number of tokens. Without it the bound holds for every n, and without a mask for the
+        mean-field constant, in :math:`W_2` on measures. A layer with a mask or with log-weights has
+        the n of these.
     causal : bool
         Whether the head of A and V has a causal mask.
     log : bool
@@ -72,7 +73,7 @@ def best_upper(
     Returns
     -------
     float
-        Infinite past float64's range; the logarithm is a number up to :math:`a = 10^{308}`.
+        Infinite beyond the range of float64; the logarithm is finite up to :math:`a = 10^{308}`.
 
     Raises
     ------
@@ -98,7 +99,7 @@ def best_upper(
 
 
 def _one_layer(A: Tensor | None, V: Tensor | None, attention: Attention | None, causal: bool):
-    """The layer that is meant."""
+    """Return the layer, which is made of A and V if they are given."""
     given = [name for name, x in (("A", A), ("V", V), ("attention", attention)) if x is not None]
     if given == ["A", "V"]:
         return Attention.from_matrices(A, V, causal=causal)
@@ -110,7 +111,7 @@ def _one_layer(A: Tensor | None, V: Tensor | None, attention: Attention | None, 
 
 
 def _tokens(attention: Attention, n: int | None) -> int | None:
-    """The number of tokens, which a mask or log-weights fix."""
+    """Return the number of tokens, which a mask or log-weights fix."""
     n = None if n is None else check_count("n", n)
     for name in ("mask", "bias", "log_weights"):
         table = getattr(attention, name)
@@ -124,9 +125,9 @@ def _tokens(attention: Attention, n: int | None) -> int | None:
 
 
 def _log_head(attention: Attention, head: int, n: int | None, log_a: float, radius: float) -> float:
-    """The logarithm of one head's bound for ‖V‖₂ = 1."""
+    """Return the logarithm of one head's bound for ‖V‖₂ = 1."""
     if n == 1:
-        return 0.0  # one token sees itself: the map is V
+        return 0.0  # one token sees only itself, and the map is V
     given = (attention.mask, attention.bias, attention.log_weights, attention.window)
     if any(table is not None for table in given):
         mixing = _any_weights(attention, n, log_a)
@@ -138,7 +139,7 @@ def _log_head(attention: Attention, head: int, n: int | None, log_a: float, radi
 
 
 def _any_weights(attention: Attention, n: int, log_a: float) -> float:
-    """log M where rows of P sum to one: columns sum at most to the number of rows that see them."""
+    """Return log M if rows of P sum to one: column sums are at most the number of rows there."""
     if attention.window is not None:
         reach = attention.window if attention.causal else 2 * attention.window - 1
         n = reach if n is None else min(n, reach)
@@ -147,7 +148,7 @@ def _any_weights(attention: Attention, n: int, log_a: float) -> float:
 
 
 def _separate_terms(attention: Attention, n: int | None, log_a: float) -> float:
-    """log M with rotary positions: each key is pulled its own way, no cross term vanishes."""
+    """Return log M with rotary positions, where A depends on the key and no cross term vanishes."""
     if not attention.causal:
         return log_one_plus(log_a) + log_column_sum(n, log_a) / 2
     hardy = log_hardy(log_a) + exp(log_a)
@@ -157,7 +158,7 @@ def _separate_terms(attention: Attention, n: int | None, log_a: float) -> float:
 
 
 def _one_map(attention: Attention, head: int, n: int | None, log_a: float, radius: float) -> float:
-    """log M where scores are (A x_i + c)·x_j."""
+    """Return log M where scores are (A x_i + c)·x_j."""
     mixing = _by_scores(attention, head, n, log_a, radius)
     if n is None or attention.output is not None or log_seen(n, -math.inf) >= mixing:
         return mixing
@@ -165,7 +166,10 @@ def _one_map(attention: Attention, head: int, n: int | None, log_a: float, radiu
 
 
 def _across(attention: Attention, head: int, log_a: float, radius: float) -> float:
-    """log of ω/‖V‖ ≤ R·max(‖(I−pp^⊤)(Ax+c)‖² + (σ_2/‖V‖)²‖Ax+c‖²)^{1/2}, p what V sees best."""
+    """Return log of ω/‖V‖, at most R·max(‖(I−pp^⊤)(Ax+c)‖² + (σ_2/‖V‖)²‖Ax+c‖²)^{1/2}.
+
+    The p is the direction that V stretches most.
+    """
     alone = _in_double(attention, head)
     _, sizes, right = torch.linalg.svd(alone.value[0], full_matrices=False)
     if sizes[0] == 0:
@@ -181,7 +185,7 @@ def _across(attention: Attention, head: int, log_a: float, radius: float) -> flo
 def _by_scores(
     attention: Attention, head: int, n: int | None, log_a: float, radius: float
 ) -> float:
-    """The same, from what is known of the scores alone, whatever V is."""
+    """Return log M as far as the scores alone bound it, for every V."""
     if not attention.causal:
         return _by_gap(attention, head, n, log_a, radius)
     factor = log_moments(log_a)
@@ -195,7 +199,7 @@ def _by_scores(
 
 
 def _by_gap(attention: Attention, head: int, n: int | None, log_a: float, radius: float) -> float:
-    """log M without a mask; the gap is worked out where it can help, as it is at least a/5."""
+    """Return log M without a mask; the gap is computed where it can help, as it is at least a/5."""
     mixing = log_rows(n, log_a, log_column_sum(n, log_a))
     if log_rows(n, log_a, log_column_sum(n, log_a, exp(log_a) / 5)) >= mixing:
         return mixing
@@ -210,5 +214,5 @@ def _by_gap(attention: Attention, head: int, n: int | None, log_a: float, radius
 
 
 def _in_double(attention: Attention, head: int) -> Attention:
-    """One head in float64: KᵀQ worked out in float32 may lose the digits that make up its gap."""
+    """Return one head in float64, since KᵀQ in float32 may lose the digits of the score gap."""
     return attention.head(head).to(torch.float64)

@@ -1,7 +1,8 @@
-r"""How far a layer's output moves when its tokens move a finite step: the certificate.
+r"""Certificates: how far a layer's output moves when its tokens move by a finite step.
 
-σ at X says what an infinitely small step does. Over a ball, attention leaves its tangent, and how
-far it can is bounded by what scores can change: explicit numbers at X, row by row.
+The local Lipschitz constant σ at X describes an infinitely small step. Over a ball, attention
+leaves its tangent. How far it does is bounded by how much the scores can change, row by row, with
+explicit numbers at X.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from lipcore.bounds.normalised import (
 from lipcore.masks import mask_scores_
 from lipcore.spectral import local_lipschitz, spectral_norm
 
-#: The σ that the certificate starts from: its confidence, over the start of Lanczos' iteration, and
-#: a tolerance that leaves its upper end within √tol.
+#: Options for the σ of a certificate: its confidence, over the random start of the iteration, and a
+#: tolerance that leaves its upper end within √tol.
 SIGMA = {"probability": 1 - 1e-12, "tol": 1e-7}
-#: Steps in which the way to the rim of the ball is cut, each with its own bound of the curvature.
+#: The way to the rim of the ball is cut into this many steps, each with a bound of the curvature.
 STEPS = 16
 NORMS = ("frobenius", "token")
 
@@ -44,20 +45,20 @@ def change_upper(
     norm: str = "frobenius",
     normalisation: Normalisation | None = None,
 ) -> Tensor:
-    r"""Bound of ‖f(Y) − f(X)‖_F over all Y in a ball around X (:prf:ref:`thm-ball`).
+    r"""Return a bound of ‖f(Y) − f(X)‖_F over all Y in a ball around X (:prf:ref:`thm-ball`).
 
-    The least of three bounds, with R = ``radius``, or :math:`\sqrt n` times it where every token
-    may move by ``radius``:
+    It is the least of three bounds, with R = ``radius``, or with R = :math:`\sqrt n` times
+    ``radius`` where every token may move by ``radius``:
 
     - the tangent and how far f leaves it, :math:`\sigma R` + :func:`tangent_error_upper`, which is
       :math:`\sigma R` in the limit of small radii;
-    - what rows of weights can do at most (:prf:ref:`prop-ball-rows`), which stops growing in the
-      scores;
+    - what rows of weights can do at most (:prf:ref:`prop-ball-rows`), which does not grow without
+      limit in the scores;
     - :func:`best_upper` of the ball that holds all these Y, times R.
 
-    σ is the upper end that :func:`~lipcore.local_lipschitz` certifies, with probability
-    1 − 10⁻¹² over the start of its iteration; the rest is always true. Any mask, biases, rotary
-    positions and several heads.
+    Here σ is the upper end that :func:`~lipcore.local_lipschitz` certifies, with probability
+    1 − 10⁻¹² over the start of its iteration. All else is always true. Masks, biases, rotary
+    positions and several heads are covered.
 
     Parameters
     ----------
@@ -77,8 +78,8 @@ def change_upper(
     Raises
     ------
     ValueError, TypeError
-        If X or the normalisation does not fit, the radius is negative or not finite, there is no
-        such norm, or the layer has what no theorem covers (sinks, a softcap, normalised queries).
+        If X or the normalisation does not fit, the radius is negative or not finite, the norm is
+        unknown, or the layer has what no theorem covers (sinks, a softcap, normalised queries).
 
     Examples
     --------
@@ -102,12 +103,12 @@ def change_upper(
 def tangent_error_upper(
     attention: Attention, X: Tensor, radius: float, *, norm: str = "frobenius"
 ) -> Tensor:
-    r"""Bound of ‖f(Y) − f(X) − D_X f[Y − X]‖_F over the ball (:prf:ref:`thm-ball`).
+    r"""Return a bound of ‖f(Y) − f(X) − D_X f[Y − X]‖_F over the ball (:prf:ref:`thm-ball`).
 
-    With it a certificate for any linear map L of the output, such as the logit of a classifier on
-    pooled tokens, is :math:`\|L\,D_Xf\|_2R` + ‖L‖ times this. Always true. Arguments, errors and
-    the shape that is returned are those of :func:`change_upper`; heads add up as
-    :prf:ref:`prop-norm-heads` says.
+    For a linear map L of the output, such as the logit of a classifier on pooled tokens, a
+    certificate is :math:`\|L\,D_Xf\|_2R` plus ‖L‖ times this bound. It is always true. Arguments,
+    errors and the shape of the result are those of :func:`change_upper`, and heads add up as in
+    :prf:ref:`prop-norm-heads`.
 
     Examples
     --------
@@ -125,7 +126,7 @@ def tangent_error_upper(
 
 
 def _members(attention: Attention, X: Tensor) -> list[tuple[Attention, Tensor]]:
-    """The layer and its tokens (n, d) for each sequence of the batch, in float64."""
+    """Return the layer and its tokens (n, d) for each sequence of the batch, in float64."""
     check_covered(attention)
     attention.check_input(X)
     wide = attention if X.dtype == torch.float64 else attention.to(torch.float64)
@@ -152,12 +153,12 @@ def _check_normalisation(normalisation: Normalisation | None, X: Tensor) -> None
 
 
 def _total(radius: float, n: int, norm: str) -> float:
-    """R: how far all tokens move together."""
+    """Return R, how far all tokens together move."""
     return radius * math.sqrt(n) if norm == "token" else radius
 
 
 def _change(attention: Attention, X: Tensor, radius: float, norm: str) -> Tensor:
-    """The bound at one X (n, d)."""
+    """Return the bound at one X (n, d)."""
     total = _total(radius, len(X), norm)
     layer, alone, projected = _heads_at(attention, X)
     sigma = local_lipschitz(layer, X, **SIGMA).upper
@@ -179,7 +180,7 @@ def _tangent_error(
 def _change_behind(
     normalisation: Normalisation, attention: Attention, X: Tensor, radius: float, norm: str
 ) -> Tensor:
-    """The bound at one X (n, d) in front of a normalisation."""
+    """Return the bound at one X (n, d) in front of a normalisation."""
     Z = normalise(normalisation, X)
     stretch, bend = _normalisation_moves(normalisation, X, radius, norm)
     total = _total(radius, len(X), norm)
@@ -197,9 +198,10 @@ def _change_behind(
 def _normalisation_moves(
     normalisation: Normalisation, X: Tensor, radius: float, norm: str
 ) -> tuple[float, Tensor]:
-    """(c, b): Y within the radius of X is within c·radius behind N, in the same norm.
+    """Return (c, b): if Y is within the radius of X, it is within c·radius behind N.
 
-    A token that moves by ρ ≤ radius is moved by b_iρ² off its tangent (:prf:ref:`prop-ball-norm`).
+    The norms are the same. A token that moves by ρ ≤ radius is moved by b_iρ² off its tangent
+    (:prf:ref:`prop-ball-norm`).
     """
     d = X.shape[-1]
     gain = normalisation.gain.double().abs().amax()
@@ -207,7 +209,7 @@ def _normalisation_moves(
     smallest = (size - radius / math.sqrt(d)).clamp(min=math.sqrt(normalisation.eps))
     stretch = (gain / (size * smallest).sqrt()).amax().item()
     bend = gain / (math.sqrt(3 * d) * smallest.square())
-    if radius > 0:  # a normalised token is at most gain·√d long, and may turn round
+    if radius > 0:  # normalised tokens have norm gain·√d at most
         tokens = len(X) if norm == "frobenius" else 1
         stretch = min(stretch, 2 * math.sqrt(tokens * d) * gain.item() / radius)
     return stretch, bend
@@ -219,7 +221,7 @@ class _Heads:
 
     log_p : (heads, n, n), log P.
     value, score : (heads, 1), ‖V‖ and ‖A‖.
-    pull : (heads, n), ‖y_i‖, how strongly the scores of query i follow a key.
+    pull : (heads, n), ‖y_i‖, the change of the scores of query i when a key moves by one.
     key_spread, value_spread : (heads, n), κ_i and ν_i, the largest standard deviations of the keys
         (as scores of a unit query) and of the values under P_i.
     key_reach, value_reach : (heads, n), D_i and ω_i, the largest distances from their means.
@@ -235,7 +237,7 @@ class _Heads:
     value_reach: Tensor
 
     def tangent_error(self, radius: float, norm: str) -> Tensor:
-        """Σ over the steps of (∫(1 − t)dt)·M at the end of the step, times radius²: (heads,)."""
+        """Return radius² times the sum over steps of (∫(1 − t)dt)·M at their end: (heads,)."""
         total = 0
         for step in range(1, STEPS + 1):
             share = (2 * (STEPS - step) + 1) / (2 * STEPS**2)
@@ -243,7 +245,7 @@ class _Heads:
         return (radius**2 * total).nan_to_num(nan=math.inf, posinf=math.inf)
 
     def _curvature(self, r: float, norm: str) -> Tensor:
-        """M(r): no second derivative along a unit direction is larger, r away from X: (heads,)."""
+        """Return M(r), a bound of all second derivatives along units within r of X: (heads,)."""
         pull = self.pull + self.score * r
         growth = self._growth(r, norm)
         factor = (growth / 2).exp()
@@ -261,7 +263,7 @@ class _Heads:
         return mixed + others + own.amax(-1)
 
     def rows_change(self, radius: float, norm: str) -> Tensor:
-        """Own and others' change of weights, row by row, and mixing: (heads,)."""
+        """Return the change of weights, row by row, plus that of mixing: (heads,)."""
         shift = self._shift(radius, norm)
         if norm == "token":
             return (shift + self.value * radius).norm(dim=-1)
@@ -270,19 +272,19 @@ class _Heads:
         return shift.norm(dim=-1) + self.value[:, 0] * mixing * radius
 
     def _growth(self, r: float, norm: str) -> Tensor:
-        """u_i: weights of row i grow by the factor e^u at most."""
+        """Return u_i: weights of row i grow by the factor e^u at most."""
         pull = self.pull + self.score * r
         if norm == "token":
             return r * (self.key_reach + 2 * pull)
         return r * torch.hypot(self.key_reach + pull, pull)
 
     def _weights(self, growth: Tensor) -> Tensor:
-        """min(1, e^u P), above all weights in the ball."""
+        """Return min(1, e^u P), which bounds all weights in the ball."""
         grown = (self.log_p + growth[..., None]).clamp(max=0).exp()
         return torch.where(self.log_p > -math.inf, grown, 0)
 
     def _shift(self, r: float, norm: str) -> Tensor:
-        """μ_i: how far the mean of the values at X moves when the weights change."""
+        """Return μ_i, how far the mean of the values at X moves when the weights change."""
         pull = self.pull + self.score * r
         if norm == "token":
             oscillation = r * (2 * self.key_reach + 2 * pull)
@@ -293,7 +295,7 @@ class _Heads:
 
 
 def _heads_at(attention: Attention, X: Tensor) -> tuple[Attention, _Heads, _Heads]:
-    """The layer, its heads alone, and the same with W_hV_h in the place of V_h."""
+    """Return the layer, its heads alone, and its heads with W_hV_h in place of V_h."""
     queries, keys, values = attention.project(X, value_bias=False)
     check_scores(queries, keys)
     scores = mask_scores_(attention, queries @ keys.mT, slice(0, len(X)))
@@ -316,9 +318,10 @@ def _heads_at(attention: Attention, X: Tensor) -> tuple[Attention, _Heads, _Head
 
 
 def _in_scores(attention: Attention, queries: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
-    """Keys as a unit move of a query sees them, ‖y_i‖, ‖A‖: (heads, n, ·), (heads, n), (heads,).
+    """Return keys as a query's unit move sees them, ‖y_i‖ and ‖A‖.
 
-    With rotary positions A depends on both positions: only the norms of Q and K are left.
+    The shapes are (heads, n, ·), (heads, n) and (heads,).
+    With rotary positions A depends on both positions, and only the norms of Q and K are used.
     """
     query = attention.scale * attention.query
     if attention.rotary is None:

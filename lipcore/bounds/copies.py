@@ -1,10 +1,10 @@
-r"""Lower bounds with copies: how steep the constructions of the lower-bound chapters are for any n.
+r"""Lower bounds from constructions with copies, for any number of tokens.
 
-Four families of inputs: a query torn between two halves of the tokens (``own``), and, each with
-the best numbers of copies, a crowd that looks at one token (``copies``), one that is torn between
-two (``torn``), and one that looks at a token while others pull its mean aside (``pulled``). Equal
-tokens count as one with a mass, so that n may be any
-number, or left out for measures. :func:`best_lower` is the best of all.
+The chapters on lower bounds describe four families. In ``own`` a query is torn between two
+halves of the tokens. In the others, with the best numbers of copies, a crowd looks at one token
+(``copies``), is torn between two tokens (``torn``), or looks at one token while others pull its
+mean aside (``pulled``). Equal tokens count as one token with a mass, so that n may be any number,
+or may be left out for measures. :func:`best_lower` is the best of all.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from lipcore._checks import check_count, check_head, check_number
 from lipcore.bounds._logarithms import exp, finish, log_
 from lipcore.bounds.gap import score_gap
 
-#: Places on the way from the crowd to the distinguished token that are tried.
+#: How many places between the crowd and its leader are tried.
 _SHARES = 64
-#: Longer inputs only repeat their tokens.
+#: The bounds of longer inputs are those of this length, whose tokens are then repeated.
 _MOST = 10**300
 
 
-#: Tokens over R, the crowd first; log of what they reach; how often each comes.
+#: Tokens over R, the crowd first; the logarithm of what they reach; and their numbers of copies.
 _Found = tuple[Tensor, float, Tensor]
 
 
 def best_lower(
     *, A: Tensor, V: Tensor, radius: float, n: int | None = None, log: bool = False
 ) -> float:
-    r"""The largest constant that the constructions reach: the counterpart of :func:`best_upper`.
+    r"""Return the largest constant that the constructions reach.
 
-    The maximum of ‖V‖, of :func:`own_lower`, :func:`copies_lower`, :func:`torn_lower` and
-    :func:`pulled_lower`. Up to a universal factor it is the constant itself, for measures
-    (:prf:ref:`thm-every-rate`) and for every number of tokens (:prf:ref:`thm-every-finite`),
-    whatever A, V, R and d are.
+    It is the counterpart of :func:`best_upper`: the maximum of ‖V‖, :func:`own_lower`,
+    :func:`copies_lower`, :func:`torn_lower` and :func:`pulled_lower`. Up to a universal factor it
+    is the constant itself, for measures (:prf:ref:`thm-every-rate`) and for every number of tokens
+    (:prf:ref:`thm-every-finite`), whatever A, V, R and d are.
 
     Parameters
     ----------
     A, V : Tensor, shapes (d, d) and (p, d)
     radius : float
     n : int, optional
-        Number of tokens; left out, any number: a lower bound of the mean-field constant.
+        Number of tokens; without it, any number, which bounds the mean-field constant from below.
     log : bool
         Whether to return the logarithm of the bound.
 
@@ -74,16 +74,17 @@ def best_lower(
 def own_lower(
     *, A: Tensor, V: Tensor, radius: float, n: int | None = None, log: bool = False
 ) -> float:
-    r"""A query at the origin, torn between two halves of the tokens (:prf:ref:`thm-lower-own`).
+    r"""Return the bound from a query torn between halves of the tokens (:prf:ref:`thm-lower-own`).
 
-    With n ≥ 3 tokens, m = ⌊(n−1)/2⌋ of them at Rw and m at −Rw, or with two tokens, one at Rw,
+    The query is at the origin. With n ≥ 3 tokens, m = ⌊(n−1)/2⌋ of the others are at Rw and m at
+    −Rw; with two tokens, one is at Rw. Then
 
     .. math:: \mathrm{Lip}(f|B_R^n) \ge \Big\| V\Big(\frac1n I + \theta R^2\,ww^\top A\Big)
         \Big\|_2, \qquad \theta = \frac{2m}n, \quad\text{or } \theta = \tfrac14
         \text{ for } n = 2,
 
-    for the unit vector w found with the largest :math:`\|Vw\|\,\|A^\top w\|`, at least half of
-    :math:`\|V\|_2\|A\|_2`. Zero for one token, and where A is zero.
+    for the unit vector w that is found, for which :math:`\|Vw\|\,\|A^\top w\|` is at least half of
+    :math:`\|V\|_2\|A\|_2`. The bound is zero for one token, and where A is zero.
 
     Examples
     --------
@@ -97,10 +98,10 @@ def own_lower(
 
 
 def own_inputs(A: Tensor, n: int, radius: float, *, V: Tensor | None = None) -> Tensor:
-    """Tokens on both sides of the origin, then those at it (:prf:ref:`thm-lower-own`): (n, d).
+    """Return (n, d): tokens on both sides of the origin, then at it (:prf:ref:`thm-lower-own`).
 
-    V is the identity if left out. ValueError or TypeError if n < 2, the radius is negative or not
-    finite, or A and V do not fit.
+    V is the identity if left out. A ValueError or TypeError is raised if n < 2, the radius is
+    negative or not finite, or A and V do not fit.
 
     Examples
     --------
@@ -115,7 +116,7 @@ def own_inputs(A: Tensor, n: int, radius: float, *, V: Tensor | None = None) -> 
 def copies_lower(
     *, A: Tensor, V: Tensor, radius: float, n: int | None = None, log: bool = False
 ) -> float:
-    r"""A crowd that looks at m copies of one token (:prf:ref:`thm-lower-copies`).
+    r"""Return the bound from a crowd that looks at copies of a token (:prf:ref:`thm-lower-copies`).
 
     With :math:`x_2 = Ru` at the score gap, x_1 a share τ of the way to :math:`R\,Au/\|Au\|`, and
     :math:`\rho = m/(n-m)`,
@@ -124,8 +125,8 @@ def copies_lower(
         \big\| V\big(I + (1-W)(x_1-x_2)(Ax_2)^\top\big) \big\|_2, \qquad
         W = \frac{\rho}{\rho + e^{-\tau g^*}},
 
-    for the τ and m of a grid that give most; for every ρ > 0 where ``n`` is left out (measures).
-    Zero for one token, and where A is zero.
+    for the τ and m of a grid that give most, or over every ρ > 0 where ``n`` is left out
+    (measures). It is zero for one token, and where A is zero.
 
     Examples
     --------
@@ -139,10 +140,10 @@ def copies_lower(
 
 
 def copies_inputs(A: Tensor, n: int, radius: float, *, V: Tensor | None = None) -> Tensor:
-    """Copies of one token, then those that look at it (:prf:ref:`thm-lower-copies`): shape (n, d).
+    """Return (n, d): copies of one token, then its crowd (:prf:ref:`thm-lower-copies`).
 
-    V is the identity if left out. ValueError or TypeError if n < 2, A is zero, the radius is
-    negative or not finite, or A and V do not fit.
+    V is the identity if left out. A ValueError or TypeError is raised if n < 2, A is zero, the
+    radius is negative or not finite, or A and V do not fit.
 
     Examples
     --------
@@ -158,16 +159,16 @@ def copies_inputs(A: Tensor, n: int, radius: float, *, V: Tensor | None = None) 
 def torn_lower(
     *, A: Tensor, V: Tensor, radius: float, n: int | None = None, log: bool = False
 ) -> float:
-    r"""Balanced queries: of order a√n for V = I and log n ≤ a/10 (:prf:ref:`thm-torn`).
+    r"""Return the bound from balanced queries, of order a√n for V = I (:prf:ref:`thm-torn`).
 
     .. math:: \mathrm{Lip}(f|B_R^n) \ge \sqrt{2q}\; p\, t\beta R^2 \|Av\|\, \|Ve\|, \qquad
         p = \frac{1}{2+q\,e^{-tR^2(\alpha\|Av\| - t\,v\cdot Av)}},
         \quad q = \frac{n-2m}{m},\quad \alpha^2+\beta^2=1,\; e\perp Av,
 
-    with the v among A's right singular vectors and the score gap's u, the α, t ∈ (0, 1] and the
-    number m of copies that give most; for every q > 0 where ``n`` is left out (measures). Zero
-    where d = 1 or n ≤ 2: there is no such input.
-    A : Tensor, shape (d, d). V : Tensor, shape (p, d).
+    The v are A's right singular vectors and the score gap's u. The α, t ∈ (0, 1] and the number m
+    of copies are those that give most, with every q > 0 where ``n`` is left out (measures). For V =
+    I the order a√n holds as long as log n ≤ a/10. The bound is zero where d = 1 or n ≤ 2, for which
+    there is no such input. A is a Tensor of shape (d, d), and V of shape (p, d).
 
     Examples
     --------
@@ -181,7 +182,7 @@ def torn_lower(
 
 
 def torn_inputs(A: Tensor, n: int, radius: float, *, V: Tensor | None = None) -> Tensor:
-    """Two tokens far apart, with copies, then queries balanced between them (:prf:ref:`thm-torn`).
+    """Return two distant tokens with copies, then queries torn between them (:prf:ref:`thm-torn`).
 
     Parameters
     ----------
@@ -215,20 +216,21 @@ def torn_inputs(A: Tensor, n: int, radius: float, *, V: Tensor | None = None) ->
 def pulled_lower(
     *, A: Tensor, V: Tensor, radius: float, n: int | None = None, log: bool = False
 ) -> float:
-    r"""A crowd that looks at one token while others pull its mean (:prf:ref:`thm-lower-pulled`).
+    r"""Return the bound from a crowd whose mean others pull aside (:prf:ref:`thm-lower-pulled`).
 
-    With the score gap's u, :math:`b = Au/\|Au\|` and :math:`e \perp b`, let the crowd be at
-    :math:`x_0 = Ru`, rare tokens at :math:`x_1 = Rb` and others at
-    :math:`z = R(b\cos\varphi + e\sin\varphi)`, in the proportions of 1, :math:`W_1e^{-g^*}` and
-    :math:`W_2e^{-(Ax_0)\cdot(z-x_0)}`. Then, with :math:`D = 1 + W_1 + W_2`,
+    The crowd looks at one token. With the score gap's u, :math:`b = Au/\|Au\|` and
+    :math:`e \perp b`, let the crowd be at :math:`x_0 = Ru`, rare tokens at :math:`x_1 = Rb` and
+    others at :math:`z = R(b\cos\varphi + e\sin\varphi)`, in the proportions of 1,
+    :math:`W_1e^{-g^*}` and :math:`W_2e^{-(Ax_0)\cdot(z-x_0)}`. Then, with
+    :math:`D = 1 + W_1 + W_2`,
 
     .. math:: \mathrm{Lip} \ge e^{g^*/2}\, \frac{\sqrt{W_1}}{D}\,
         \Big\| V\Big(b + \|Ax_0\|\, \frac{(x_1 - x_0) + W_2(x_1 - z)}{D}\Big) \Big\|
 
     for the φ, W_1 and W_2 of a grid that give most. It is of order :math:`a\,e^{g^*/2}` also for a
     V that does not see :math:`x_1 - x_0`. For n tokens the numbers of copies are whole, and
-    :math:`x_1` and z only as far from the crowd as they have to be for the weights
-    (:prf:ref:`thm-every-finite`). Zero where d = 1, n ≤ 2 or A is zero.
+    :math:`x_1` and z are only as far from the crowd as the weights need
+    (:prf:ref:`thm-every-finite`). The bound is zero where d = 1, n ≤ 2 or A is zero.
 
     Examples
     --------
@@ -243,10 +245,10 @@ def pulled_lower(
 
 
 def pulled_inputs(A: Tensor, n: int, radius: float, *, V: Tensor | None = None) -> Tensor:
-    """Rare tokens, those that pull, and the crowd (:prf:ref:`thm-lower-pulled`): shape (n, d).
+    """Return (n, d): rare tokens, those that pull, the crowd (:prf:ref:`thm-lower-pulled`).
 
-    V is the identity if left out. ValueError or TypeError if d < 2, n < 3, A is zero, the radius is
-    negative or not finite, or A and V do not fit.
+    V is the identity if left out. A ValueError or TypeError is raised if d < 2, n < 3, A is zero,
+    the radius is negative or not finite, or A and V do not fit.
 
     Examples
     --------
@@ -259,7 +261,7 @@ def pulled_inputs(A: Tensor, n: int, radius: float, *, V: Tensor | None = None) 
 
 
 def _log_square(A: Tensor, radius: float) -> float:
-    """log R², or less where a is past 10¹⁰⁰: a larger ball holds the inputs of a smaller one."""
+    """Return log R², or less for a beyond 10¹⁰⁰: large balls hold the inputs of small ones."""
     return min(2 * math.log(radius), 230 - math.log(torch.linalg.matrix_norm(A, 2).item()))
 
 
@@ -268,17 +270,21 @@ def _identity_or(V: Tensor | None, A: Tensor) -> Tensor:
 
 
 def _repeated(found: _Found | None, A: Tensor, radius: float) -> Tensor:
-    """The tokens, each as often as its count says; the crowd, which comes first there, last."""
+    """Return the tokens, each as often as its count says, with the crowd last instead of first."""
     if found is None:
         shape = tuple(A.shape)
-        raise ValueError(f"A: expected a matrix other than zero, large enough, got {shape}")
+        expected = (
+            "a matrix other than zero (of at least two rows where queries are torn or pulled)"
+        )
+        got = f"shape {shape} and radius {radius:g}"
+        raise ValueError(f"A, radius: expected {expected} and a radius above 0, got {got}")
     tokens, _, counts = found
     order = [*range(1, len(tokens)), 0]
     return radius * tokens[order].repeat_interleave(counts[order], dim=0).to(A.dtype)
 
 
 def _counts(shares: Tensor, n: int | None) -> Tensor:
-    """Whole numbers of copies; for measures none."""
+    """Return whole numbers of copies, or zeros for measures."""
     if n is None or n > 2**53:
         return torch.zeros_like(shares, dtype=torch.long)
     return (n * shares).round().long()
@@ -293,7 +299,7 @@ def _checked(
 
 
 def _torn_between(A: Tensor, V: Tensor, n: int | None, radius: float) -> _Found | None:
-    """The direction w, and what it reaches."""
+    """Return the direction w as tokens, what it reaches, and the numbers of copies."""
     A, V, n, radius = _checked(A, V, n, radius)
     if n == 1 or radius == 0 or not bool(A.any()):
         return None
@@ -317,7 +323,7 @@ def _torn_between(A: Tensor, V: Tensor, n: int | None, radius: float) -> _Found 
 
 
 def _pulled_most(V: Tensor, B: Tensor) -> Tensor:
-    """A unit w with a large ‖Vw‖ ‖Bw‖, for norms one; at least half.
+    """Return a unit w with a large ‖Vw‖ ‖Bw‖, for norms one: at least half.
 
     The best w maximises s‖Vw‖² + (1−s)‖Bw‖² for some s, at which both terms are equal: no
     point of the convex hull of the pairs (‖Vw‖², ‖Bw‖²) has a larger product.
@@ -339,7 +345,7 @@ def _pulled_most(V: Tensor, B: Tensor) -> Tensor:
 
 
 def _copied(A: Tensor, V: Tensor, n: int | None, radius: float) -> tuple[Tensor, float, int] | None:
-    """(x_1/R, x_2/R) with the best τ and number of copies, log of what they reach, and copies."""
+    """Return (x_1/R, x_2/R) for the best τ and m, log of what they reach, and numbers of copies."""
     n = None if n is None else check_count("n", n)
     A, V = (M.double() for M in check_head(A, V))
     radius = check_number("radius", radius, minimum=0)
@@ -365,7 +371,7 @@ def _copied(A: Tensor, V: Tensor, n: int | None, radius: float) -> tuple[Tensor,
 
 
 def _log_copy_ratios(n: int | None, lead: Tensor, offsets: Tensor) -> Tensor:
-    """log m/(n−m) for numbers m of copies near those for which W is one half; all, for measures."""
+    """Return log m/(n−m) for m near W = ½: whole numbers of copies, or any for measures."""
     log_rho = offsets - lead
     if n is None:
         return log_rho
@@ -375,7 +381,7 @@ def _log_copy_ratios(n: int | None, lead: Tensor, offsets: Tensor) -> Tensor:
 
 
 def _balanced(A: Tensor, V: Tensor, n: int | None, radius: float) -> _Found | None:
-    """The best v, α, t of a grid; None where there is no balanced query."""
+    """Return the best v, α, t of a grid, or None where there is no balanced query."""
     A, V, n, radius = _checked(A, V, n, radius)
     _, sizes, right = torch.linalg.svd(A)
     if len(A) < 2 or (n is not None and n < 3) or sizes[0] == 0 or radius == 0:
@@ -405,7 +411,7 @@ def _balanced(A: Tensor, V: Tensor, n: int | None, radius: float) -> _Found | No
 
 
 def _log_crowds(n: int | None, leads: Tensor) -> tuple[Tensor, Tensor]:
-    """log q and m: crowds of q tokens a copy, near the best q = 2e^lead, m copies of n tokens."""
+    """Return log q and m: crowds of q tokens a copy, near the best q = 2e^lead, and m copies."""
     log_q = math.log(2) + leads
     if n is None:
         return log_q, torch.zeros_like(leads)
@@ -415,7 +421,7 @@ def _log_crowds(n: int | None, leads: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _pulled(A: Tensor, V: Tensor, n: int | None, radius: float) -> _Found | None:
-    """The best of a grid; None where there is nothing to pull with."""
+    """Return the best of a grid, or None where there is nothing to pull with."""
     A, V, n, radius = _checked(A, V, n, radius)
     if len(A) < 2 or (n is not None and n < 3) or radius == 0 or not bool(A.any()):
         return None
@@ -436,7 +442,7 @@ def _pulled(A: Tensor, V: Tensor, n: int | None, radius: float) -> _Found | None
     )  # of the crowd itself, of x_1 and of z, over the crowd
     votes = torch.stack(torch.broadcast_tensors(0 * log_w, log_w[:, None], log_w))[:, None]
     log_mass = votes - leads
-    way = torch.ones_like(log_mass)  # the parts of the ways from the crowd
+    way = torch.ones_like(log_mass)  # which part of the way from the crowd each token goes
     if n is not None:
         log_mass = _rounded(log_mass, n)
         wanted = votes - (log_mass - log_mass[0])
@@ -461,7 +467,7 @@ def _pulled(A: Tensor, V: Tensor, n: int | None, radius: float) -> _Found | None
 
 
 def _rounded(log_mass: Tensor, n: int) -> Tensor:
-    """log of whole numbers of copies (3, …) near those shares of n, the first what is left."""
+    """Return log of whole numbers of copies (3, …) near these shares of n; first the rest."""
     n = float(min(n, _MOST))
     copies = (n * torch.softmax(log_mass, dim=0)).round().clamp(min=1)
     copies[0] = n - copies[1] - copies[2]
@@ -469,7 +475,7 @@ def _rounded(log_mass: Tensor, n: int) -> Tensor:
 
 
 def _across(V: Tensor, lead: Tensor) -> tuple[Tensor, Tensor]:
-    """For each unit vector of ``lead`` the unit e ⊥ to it that V stretches most, and ‖Ve‖."""
+    """Return for each unit ``lead`` the unit e ⊥ to it that V stretches most, and ‖Ve‖."""
     restricted = V - (V @ lead[:, :, None]) * lead[:, None, :]
     e = torch.linalg.svd(restricted).Vh[:, 0]
     e = e - (e * lead).sum(-1, keepdim=True) * lead  # where V vanishes on the complement

@@ -1,8 +1,8 @@
-r"""The score gap of A, which sets the exact exponential rate.
+r"""The score gap of A, which sets the exact exponential rate of the Lipschitz constant.
 
-The gap is a quadratic problem with two constraints, so its Lagrange dual is exact: one convex
-function of one variable, instead of a search from many starts. With an offset (a query's bias, the
-centre of an ellipsoid) the dual is still an upper bound.
+The gap solves a quadratic problem with two constraints, so that its Lagrange dual is exact. The
+dual is one convex function of one variable, and replaces a search from many starts. With an offset
+(a query's bias, the centre of an ellipsoid) the dual is still an upper bound.
 """
 
 from __future__ import annotations
@@ -17,21 +17,24 @@ from lipcore._checks import check_real_tensor, check_square
 from lipcore.bounds._logarithms import smallest
 from lipcore.bounds._matrices import rank_of
 
-#: Relative distances within which eigenvalues are tried as a multiple one, at the dual's kink.
+#: Eigenvalues within these relative distances are tried as one multiple eigenvalue, at a kink.
 _MULTIPLE = (1e-14, 1e-12, 1e-10, 1e-8)
 
 
 def score_gap(A: Tensor) -> tuple[float, Tensor]:
-    r"""Largest lead of a key over the query's own token, and that query (:prf:ref:`def-score-gap`).
+    r"""Return the largest lead of a key over the query's own token, and its query.
+
+    This is the score gap (:prf:ref:`def-score-gap`),
 
     .. math:: g_A = \max_{\|u\|\le 1} \big( \|Au\| - u\cdot Au \big)
         = \min_{\mu > 0}\; \mu
         + \lambda_{\max}\Big( \frac{A^\top A}{4\mu} - \frac{A+A^\top}{2} \Big)_+
 
-    The second form is an upper bound for every μ, as :math:`\|Au\| \le \mu + \|Au\|^2/4\mu`, and
+    The second form is an upper bound for every μ, as :math:`\|Au\| \le \mu + \|Au\|^2/4\mu`. It is
     exact, as a homogeneous quadratic problem with two constraints has an optimal relaxation of rank
-    one (Pataki 1998). It is convex in μ; the maximiser is read off its eigenvectors. What A tells
-    of it: :prf:ref:`thm-score-gap`. The tests enclose the gap of heads of every kind between its
+    one (Pataki 1998). It is convex in μ, and its eigenvectors give the maximiser;
+    :prf:ref:`thm-score-gap` says how the gap depends on A. The tests enclose the gap of heads of
+    many kinds between its value at u and the dual, in interval arithmetic, to a relative 1e-12.
     value at u and the dual, both in interval arithmetic, to a relative 1e-12.
 
     Parameters
@@ -70,20 +73,20 @@ def score_gap(A: Tensor) -> tuple[float, Tensor]:
 
 
 def score_gap_upper(A: Tensor, offset: Tensor | None = None) -> float:
-    r"""Upper bound of the score gap, also for scores with an offset c (:prf:ref:`lem-columns`).
+    r"""Return an upper bound of the score gap, also with an offset c (:prf:ref:`lem-columns`).
 
     .. math:: \max_{\|x\|, \|y\| \le 1} (Ax+c)\cdot(y-x) \le \mu + \max_{\|x\|\le1}
         \Big( \frac{\|Ax+c\|^2}{4\mu} - (Ax+c)\cdot x \Big) \quad\text{for every } \mu > 0
 
     Without an offset this is the dual of :prf:ref:`def-score-gap`, which is exact. With one, the
-    inner maximum over the ball is bounded by its own dual, and the best μ is looked for.
+    inner maximum over the ball is bounded by its own dual, and the best μ is searched for.
 
     Parameters
     ----------
     A : Tensor, shape (d, d)
     offset : Tensor, shape (d,), optional
-        c: for tokens in a ball of radius R, scores (Ax + b)·y have the gap R² times that of A and
-        b/R.
+        The offset c. For tokens in a ball of radius R, scores (Ax + b)·y have the gap R² times that
+        of A and b/R.
 
     Returns
     -------
@@ -115,7 +118,7 @@ def score_gap_upper(A: Tensor, offset: Tensor | None = None) -> float:
 
 
 def eigen_gamma(A: Tensor) -> tuple[float, Tensor]:
-    r"""What A's real eigenvalues say of the score gap (:prf:ref:`thm-lower-eigen`).
+    r"""Return the lower bound 2γ of the score gap by real eigenvalues (:prf:ref:`thm-lower-eigen`).
 
     .. math:: \gamma = \max(-\gamma_{\min}, \gamma_{\max}/8) \le g_A/2
 
@@ -126,9 +129,9 @@ def eigen_gamma(A: Tensor) -> tuple[float, Tensor]:
     Returns
     -------
     gamma : float
-        At least zero; zero where A has no real eigenvalue but perhaps zero.
+        At least zero; zero if A has no real eigenvalue other than zero.
     u : Tensor, shape (d,), float64
-        Its unit eigenvector (u·Au tells which of the two it is); zero where there is none.
+        The unit eigenvector of γ (u·Au tells which of the two it is); zero if there is none.
 
     Raises
     ------
@@ -144,7 +147,7 @@ def eigen_gamma(A: Tensor) -> tuple[float, Tensor]:
     A = check_square("A", A).double()
     symmetric = bool((A == A.mT).all())
     values, vectors = torch.linalg.eigh(A) if symmetric else torch.linalg.eig(A)
-    # of a real matrix, LAPACK returns real eigenvalues with imaginary part zero exactly
+    # of a real matrix, LAPACK returns real eigenvalues with an imaginary part of exactly zero
     real = torch.ones(len(A), dtype=torch.bool) if symmetric else (values.imag == 0).cpu()
     if not real.any():
         return 0.0, torch.zeros(len(A), dtype=A.dtype, device=A.device)
@@ -156,7 +159,7 @@ def eigen_gamma(A: Tensor) -> tuple[float, Tensor]:
 
 
 def _compress(A: Tensor) -> tuple[Tensor, Tensor, float]:
-    """(B, E, s) with A = s·E B Eᵀ, ‖B‖₂ = 1; the columns of E span the ranges of A and Aᵀ."""
+    """Return (B, E, s): A = s·E B Eᵀ, ‖B‖₂ = 1; the columns of E span the ranges of A and Aᵀ."""
     size = A.abs().amax()
     if size == 0:
         return A, A, 0.0
@@ -170,19 +173,19 @@ def _compress(A: Tensor) -> tuple[Tensor, Tensor, float]:
 
 
 def _gap(A: Tensor, u: Tensor) -> Tensor:
-    """‖Au‖ − u·Au for the rows u (…, d)."""
+    """Return ‖Au‖ − u·Au for the rows u (…, d)."""
     image = u @ A.mT
     return image.norm(dim=-1) - (u * image).sum(-1)
 
 
 def _solved(A: Tensor) -> tuple[float, float]:
-    """The least value of the dual and its μ, for ‖A‖₂ = 1; remembered, as many bounds ask."""
+    """Return the least value of the dual and its μ, for ‖A‖₂ = 1; cached for repeated use."""
     return _dual(A.cpu().numpy().tobytes(), len(A))
 
 
 @lru_cache(maxsize=8)
 def _dual(entries: bytes, d: int) -> tuple[float, float]:
-    """Bisection on the slope 1 − ‖Ae‖²/4μ², e the top eigenvector.
+    """Bisect on the slope 1 − ‖Ae‖²/4μ², where e is the top eigenvector.
 
     As ‖Au‖ = 2μ at the optimum and ‖A‖/4 ≤ g_A ≤ 2‖Au‖, the optimal μ lies in [1/16, 1/2].
     """
@@ -204,7 +207,9 @@ def _dual(entries: bytes, d: int) -> tuple[float, float]:
 
 
 def _affine_dual(A: Tensor, c: Tensor) -> float:
-    """The least value of the dual with an offset: any μ and any λ of the inner dual give a bound.
+    """Return the least value of the dual with an offset.
+
+    Every μ and every λ of the inner dual give a bound.
 
     At the best μ = ‖Ax + c‖/2, and the gap, at least ‖A‖/4 and ‖c‖, is at most 2‖Ax + c‖.
     """
@@ -239,7 +244,7 @@ def _affine_dual(A: Tensor, c: Tensor) -> float:
 
 
 def _primal(A: Tensor, mu: float, within: float) -> Tensor:
-    """The maximiser: in the top eigenspace of the dual matrix, with ‖Au‖ = 2μ."""
+    """Return the maximiser, in the top eigenspace of the dual matrix and with ‖Au‖ = 2μ."""
     values, vectors = torch.linalg.eigh(A.mT @ A / (4 * mu) - (A + A.mT) / 2)
     top = vectors[:, values >= values[-1] - within]
     squares, directions = torch.linalg.eigh((A @ top).mT @ (A @ top))

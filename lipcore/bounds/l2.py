@@ -1,4 +1,4 @@
-"""Attention with squared distances (L2 attention): bounds on all inputs (chapter 20)."""
+"""Bounds for attention with squared distances (L2 attention), on all inputs."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ def l2_attention_upper(
     norm_o: float = 1.0,
     log: bool = False,
 ) -> float:
-    r"""The least of :prf:ref:`thm-zoo-l2` and :prf:ref:`thm-zoo-fourth`, for tokens anywhere.
+    r"""Return the least of :prf:ref:`thm-zoo-l2` and :prf:ref:`thm-zoo-fourth`, for any tokens.
 
     .. math:: \Big( \sum_h \|Q_h\|_2^4\|V_h\|_2^2 \Big)^{1/2} \frac{\|W^O\|_2}{\sqrt k}\; \min\Big\{
         \mu + 2^{3/4}\sqrt c\, n^{1/4} + 2c,\;\; \sqrt{e\,c_k} + 2c + 2\sqrt{2c\,c_k} \Big\}
 
     with :math:`c e^{c+1} = n - 1`, :math:`\mu^2 = \min(\sqrt n, \tfrac12\sqrt n + \tfrac54)` and
-    :math:`c_k = (3 + \sqrt{2\pi k})^k`. The first holds in any head dimension k, where
-    :math:`n^{1/4}\sqrt{\log n}` is the exact order; the second grows no faster than log n at a
-    fixed k.
+    :math:`c_k = (3 + \sqrt{2\pi k})^k`. The first bound holds in every head dimension k, and
+    :math:`n^{1/4}\sqrt{\log n}` is the exact order over all k. The second grows no faster than log
+    n for a fixed k.
 
     Parameters
     ----------
     n, head_dim : int
-        Number of tokens, and dimension k of queries.
+        The number of tokens, and the dimension k of queries.
     norms_q, norms_v : sequence of float
-        Spectral norms of Q_h and V_h, one a head.
+        The spectral norms of Q_h and V_h, one for each head.
     norm_o : float
-        Spectral norm of W^O.
+        The spectral norm of W^O.
     log : bool
         Whether to return the logarithm of the bound.
 
@@ -71,7 +71,7 @@ def l2_attention_upper(
 
 
 def distance_spread(n: int) -> float:
-    """Return c with c e^{c+1} = n − 1: the largest mean of ‖y_i − y_j‖² under a row of weights.
+    """Return c with c e^{c+1} = n − 1, the largest mean of ‖y_i − y_j‖² under a row of weights.
 
     The tests enclose the root by interval arithmetic, to a relative 1e-14.
     """

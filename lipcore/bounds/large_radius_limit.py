@@ -1,4 +1,4 @@
-r"""Attention on tokens that are scaled up: the law of the Jacobian at tX as t grows (chapter 8)."""
+r"""What the Jacobian of attention becomes when tokens are scaled up: the law at tX as t grows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lipcore.bounds._logarithms import exp, log_, log_add, log_times
 
 @dataclass(frozen=True, eq=False)
 class LargeRadius:
-    r"""The law that the Jacobian at tX follows (:prf:ref:`thm-large-radius-ties`).
+    r"""The limit law of the Jacobian at tX (:prf:ref:`thm-large-radius-ties`).
 
     .. math:: D_{tX}f \approx P^\infty \otimes V + t^2 L
 
@@ -28,8 +28,8 @@ class LargeRadius:
     second_order : Tensor, shape (…, n·p, n·d)
         L, zero unless some row has a tie.
     gap : Tensor, shape (…)
-        δ, the smallest distance, over the rows, from the largest score to the next one that differs
-        from it; infinite if every row has one value only.
+        δ, the smallest distance over the rows from the largest score to the next smaller one;
+        infinite if all scores of every row are equal.
     ties : Tensor of bool, shape (…)
         Whether some row has more than one maximiser.
     """
@@ -46,14 +46,14 @@ class LargeRadius:
         return self.weights.sum(-2).amax(-1)
 
     def at(self, t: float) -> Tensor:
-        r""":math:`P^\infty \otimes V + t^2 L`, shape (…, n·p, n·d)."""
+        r"""Return :math:`P^\infty \otimes V + t^2 L`, shape (…, n·p, n·d)."""
         return self.mixing + t**2 * self.second_order
 
 
 def large_radius(
     X: Tensor, A: Tensor, V: Tensor, *, causal: bool = False, tie: float = 1e-9
 ) -> LargeRadius:
-    r"""Limit law of the Jacobian at tX, without ties (:prf:ref:`thm-large-radius`) and with them.
+    r"""Return the limit law of the Jacobian at tX (:prf:ref:`thm-large-radius`), also with ties.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def large_radius(
     Returns
     -------
     LargeRadius
-        With dense matrices: for small n.
+        The law, with dense matrices, so that n must be small.
 
     Raises
     ------
@@ -104,7 +104,10 @@ def large_radius(
 
 
 def _second_order(X: Tensor, A: Tensor, V: Tensor, P: Tensor) -> Tensor:
-    r"""L as (…, n, p, n, d): :math:`V(C_iA h_i + \sum_j P_{ij}(x_j - m_i)\,(Ax_i)\cdot h_j)`."""
+    r"""Return L, shape (…, n, p, n, d).
+
+    .. math:: L[H]_i = V\big(C_iA h_i + \textstyle\sum_j P_{ij}(x_j - m_i)\,(Ax_i)\cdot h_j\big)
+    """
     centred = X[..., None, :, :] - (P @ X)[..., :, None, :]  # x_j − m_i: (…, n, n, d)
     moved = P[..., None] * (centred @ V.mT)  # P_ij V(x_j − m_i)
     L = torch.einsum("...ijp,...id->...ipjd", moved, X @ A.mT)
@@ -117,7 +120,7 @@ def _second_order(X: Tensor, A: Tensor, V: Tensor, P: Tensor) -> Tensor:
 def large_radius_error(
     *, n: int, t: float, gap: float, radius: float, norm_a: float, norm_v: float, ties: bool = False
 ) -> float:
-    r"""How far the Jacobian at tX may be from its law (:prf:ref:`thm-large-radius`).
+    r"""Return how far the Jacobian at tX may be from its law (:prf:ref:`thm-large-radius`).
 
     .. math:: \|V\|_2\, (n-1)\, e^{-t^2\delta} \Big( \sqrt{2n} + a t^2 (4 + 2\sqrt{2n}) \Big),
 
@@ -128,13 +131,13 @@ def large_radius_error(
     ----------
     n : int
     t : float
-        Factor on the tokens.
+        The factor on the tokens.
     gap : float
-        :math:`\delta` of :class:`LargeRadius`; where it is infinite, there is no error.
+        The :math:`\delta` of :class:`LargeRadius`; if it is infinite, the error is zero.
     radius : float
-        Largest norm of a token of X; :math:`a = \|A\|_2R^2`.
+        The largest norm of a token of X; :math:`a = \|A\|_2R^2`.
     norm_a, norm_v : float
-        Spectral norms of A and V.
+        The spectral norms of A and V.
     ties : bool
         Whether a row may have more than one maximiser.
 
@@ -157,6 +160,6 @@ def large_radius_error(
     if gap == math.inf:
         return 0.0
     constant = 5 + 2 * math.sqrt(5 * n) if ties else 4 + 2 * math.sqrt(2 * n)
-    log_missing = log_(n - 1) - t * t * gap  # mass of a row off its maximisers, at most
+    log_missing = log_(n - 1) - t * t * gap  # at most this mass of a row is off its maximisers
     log_keys = log_(norm_a) + 2 * (log_(radius) + log_(t)) + math.log(constant)
     return exp(log_times(log_(norm_v), log_missing, log_add(math.log(2 * n) / 2, log_keys)))

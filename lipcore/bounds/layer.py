@@ -1,4 +1,4 @@
-"""A whole layer: heads, biases, rotary positions, an output projection (chapters 5 and 11)."""
+"""Bounds for a whole layer, with heads, biases, rotary positions and an output projection."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from lipcore.cross import CrossAttention
 
 
 def layer_upper(attention: Attention, *, n: int, radius: float, log: bool = False) -> float:
-    r"""The published bound for a layer and n tokens in the ball (:prf:ref:`cor-upper-layer`).
+    r"""Return the published bound of a layer for n tokens in the ball (:prf:ref:`cor-upper-layer`).
 
-    Each head has :func:`general_upper` with :math:`a_h` of :func:`score_reach` in the place of
-    :math:`\|A\|_2R^2`, and heads add up as :prf:ref:`prop-norm-heads` says. It holds for every
-    mask; the least that is proved for a layer is :func:`best_upper`.
+    Each head has :func:`general_upper` with the :math:`a_h` of :func:`score_reach` in place of
+    :math:`\|A\|_2R^2`, and heads add up as in :prf:ref:`prop-norm-heads`. The bound holds for every
+    mask; :func:`best_upper` is the least that is proved for a layer.
 
     Examples
     --------
@@ -36,7 +36,7 @@ def layer_upper(attention: Attention, *, n: int, radius: float, log: bool = Fals
 
 
 def score_reach(attention: Attention, *, radius: float) -> Tensor:
-    r"""What takes the place of :math:`a = \|A\|_2R^2` in each head: shape (heads,), float64.
+    r"""Return what replaces :math:`a = \|A\|_2R^2` in each head, shape (heads,), float64.
 
     .. math:: a_h = (\|A_h\|_2 R + \|c_h\|)\,R, \qquad\text{with rotary positions}\quad
         a_h = \lambda\,(\|Q_h\|_2 R + \|b^q_h\|)(\|K_h\|_2 R + \|b^k_h\|).
@@ -57,7 +57,7 @@ def score_reach(attention: Attention, *, radius: float) -> Tensor:
 
 
 def log_score_reach(attention: Attention, radius: float) -> list[float]:
-    """The logarithms of :func:`score_reach`, which may lie past float64's range."""
+    """Return the logarithms of :func:`score_reach`, which may be beyond the range of float64."""
     log_radius = log_(check_number("radius", radius, minimum=0))
     heads = torch.stack(_score_sizes(attention), dim=-1).tolist()
     return [
@@ -70,7 +70,7 @@ def log_score_reach(attention: Attention, radius: float) -> list[float]:
 
 
 def _score_sizes(attention: Attention) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(s, o, s', o'), each (heads,), with a_h = (sR + o)(s'R + o')."""
+    """Return (s, o, s', o'), each (heads,), with a_h = (sR + o)(s'R + o')."""
     check_covered(attention)
     query = attention.query.double()
     key = attention.key.double()
@@ -90,9 +90,9 @@ def _score_sizes(attention: Attention) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def check_covered(layer: Attention | CrossAttention, *, cross: bool = False) -> None:
-    """Refuse a layer for which no bound is proved: with sinks, gates, or scores of another form.
+    """Refuse a layer for which no bound is proved, with sinks, gates, or scores of another form.
 
-    With ``cross``, cross-attention is taken as well.
+    With ``cross``, cross-attention is accepted too.
     """
     attention = layer.attention if isinstance(layer, CrossAttention) else layer
     if not cross and (attention is not layer or attention.key.shape[2] != attention.d):
@@ -105,18 +105,18 @@ def check_covered(layer: Attention | CrossAttention, *, cross: bool = False) -> 
 
 
 def rounded_up(bound: Tensor, dtype: torch.dtype) -> Tensor:
-    """The bound in ``dtype``, not below what it is in float64."""
+    """Return the bound in ``dtype``, rounded so that it is not below its value in float64."""
     rounded = bound.to(dtype)
     return torch.where(rounded < bound, rounded.nextafter(rounded.new_tensor(torch.inf)), rounded)
 
 
 def join_heads(attention: Attention, alone: Tensor, projected: Tensor) -> Tensor:
-    r"""Bound of a layer from bounds of its heads (…, heads) (:prf:ref:`prop-norm-heads`).
+    r"""Return the bound of a layer from those of its heads (…, heads) (:prf:ref:`prop-norm-heads`).
 
     .. math:: \min\Big( \|W\|_2 \big( \textstyle\sum_h b_h^2 \big)^{1/2}, \sum_h b'_h \Big)
 
-    with :math:`b_h` of the heads alone and :math:`b'_h` with :math:`W_hV_h` in the place of
-    :math:`V_h`; without an output projection, the root.
+    with :math:`b_h` of the heads alone and :math:`b'_h` of the heads with :math:`W_hV_h` in place
+    of :math:`V_h`. Without an output projection it is the root alone.
     """
     joined = alone.square().sum(-1).sqrt()
     if attention.output is None:
@@ -125,7 +125,7 @@ def join_heads(attention: Attention, alone: Tensor, projected: Tensor) -> Tensor
 
 
 def log_join(attention: Attention, bounds: Sequence[float]) -> float:
-    """:func:`join_heads` in logarithms: of bounds with ‖V_h‖₂ = 1, which it multiplies."""
+    """Return :func:`join_heads` in logarithms, from bounds for ‖V_h‖₂ = 1, which are multiplied."""
 
     def heads(matrices: Tensor) -> list[float]:
         norms = torch.linalg.matrix_norm(matrices.double(), 2).tolist()
@@ -140,7 +140,7 @@ def log_join(attention: Attention, bounds: Sequence[float]) -> float:
 
 
 def output_roots(attention: Attention) -> Tensor | None:
-    """R_h with ‖R_hB‖ = ‖W_hB‖ for every B: (heads, min(q, p), p), float64, or None without W."""
+    """Return R_h, (heads, min(q, p), p), with ‖R_hB‖ = ‖W_hB‖ for every B, or None without W."""
     if attention.output is None:
         return None
     blocks = attention.output.double().unflatten(1, (attention.heads, -1))

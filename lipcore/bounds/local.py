@@ -1,7 +1,7 @@
-r"""The local bound: the bound at one X, from one softmax (chapters 18 and 19).
+r"""The local bound: an upper bound of the local Lipschitz constant at X, from one softmax.
 
 It keeps the quantities that the bounds for a ball estimate: :math:`P`, the covariances :math:`C_i`
-of tokens under its rows, and :math:`y_i = Ax_i + c`. Everything is worked out in the spaces of
+of tokens under the rows of P, and :math:`y_i = Ax_i + c`. All computations are in the spaces of
 queries, keys and values.
 """
 
@@ -22,7 +22,7 @@ from lipcore.cross import CrossAttention
 
 
 def local_upper(attention: Attention, X: Tensor) -> Tensor:
-    r"""Bound of the local constant at X: always true, masked or not (:prf:ref:`thm-every-local`).
+    r"""Return an upper bound of the constant at X, for every mask (:prf:ref:`thm-every-local`).
 
     For one head,
 
@@ -30,9 +30,10 @@ def local_upper(attention: Attention, X: Tensor) -> Tensor:
         + \Big( \max_i \|V C_i V^\top\|_2 \;
         \max_j \big\| \textstyle\sum_i P_{ij} y_iy_i^\top \big\|_2 \Big)^{1/2}.
 
-    Heads add up as :prf:ref:`prop-norm-heads` says; ‖P‖₂ is bounded by
-    :func:`nonnegative_norm_upper`. Of the three terms, cross-attention has the second if the
-    queries' tokens move, and the other two if the memory does.
+    Heads add up as in :prf:ref:`prop-norm-heads`, and :func:`nonnegative_norm_upper` bounds ‖P‖₂.
+    The terms are mixing, own query (the query term) and others' keys (the key term).
+    Cross-attention has the second if the queries' tokens move, and the other two if the memory
+    does.
 
     Parameters
     ----------
@@ -66,11 +67,11 @@ def local_upper(attention: Attention, X: Tensor) -> Tensor:
 
 
 def local_terms(attention: Attention, X: Tensor) -> Tensor:
-    r"""The three terms of the local bound, head by head (:prf:ref:`thm-every-local`).
+    r"""Return the three terms of the local bound, head by head (:prf:ref:`thm-every-local`).
 
-    Mixing, own query and others' keys, with :math:`W_h` taken into :math:`V_h` where there is an
-    output projection; the bound of a layer is at most their sum over heads and terms. X : Tensor,
-    shape (…, n, d); returned: shape (…, heads, 3).
+    They are mixing, own query (the query term) and others' keys (the key term), with :math:`W_hV_h`
+    in place of :math:`V_h` where there is an output projection. The bound of a layer is at most
+    their sum over heads and terms. X has shape (…, n, d), and the result has shape (…, heads, 3).
 
     Examples
     --------
@@ -86,19 +87,19 @@ def local_terms(attention: Attention, X: Tensor) -> Tensor:
 
 
 def nonnegative_norm_upper(P: Tensor, *, iterations: int = 30) -> Tensor:
-    r"""Upper bound of ‖P‖₂ for a matrix with entries ≥ 0 (:prf:ref:`thm-every-local`, 1).
+    r"""Return an upper bound of ‖P‖₂ for entries ≥ 0 (:prf:ref:`thm-every-local`, 1).
 
     .. math:: \|P\|_2^2 \le \max_i (P^\top P w)_i / w_i
         \quad\text{for every } w > 0 \text{ (Collatz–Wielandt)}
 
-    with w from power iteration: always true, sharp as ``iterations`` grow, and never above
-    :math:`\sqrt{\|P\|_1\|P\|_\infty}` (Schur).
+    with w from power iteration. It is always true, approaches ‖P‖₂ as ``iterations`` grow, and is
+    never above :math:`\sqrt{\|P\|_1\|P\|_\infty}` (Schur).
 
     Parameters
     ----------
     P : Tensor, shape (…, m, n)
     iterations : int
-        Products with PᵀP.
+        The number of products with PᵀP.
 
     Returns
     -------
@@ -133,9 +134,9 @@ def nonnegative_norm_upper(P: Tensor, *, iterations: int = 30) -> Tensor:
 class _Heads:
     """What the local bound needs of each head at one X, in the spaces of keys and values.
 
-    value (heads, p, d); norm_p (heads,), ‖P‖₂; own (heads, n, p, ·), of norm ‖VC_iA‖;
-    spread (heads, n, p, p), VC_iVᵀ; seen (heads,), max_j ‖Σ_i P_ij y_iy_iᵀ‖. ``there`` says
-    which of the three terms there are, one or zero for each.
+    The fields are value (heads, p, d); norm_p (heads,), ‖P‖₂; own (heads, n, p, ·), of norm
+    ‖VC_iA‖; spread (heads, n, p, p), VC_iVᵀ; seen (heads,), max_j ‖Σ_i P_ij y_iy_iᵀ‖; and
+    ``there``, which is one for each of the three terms that there is, and zero for the others.
     """
 
     value: Tensor
@@ -146,7 +147,7 @@ class _Heads:
     there: Tensor
 
     def terms(self, left: Tensor | None) -> Tensor:
-        """Mixing, own query and others' keys of the maps ``left``·f_h: shape (heads, 3)."""
+        """Return mixing, own query and others' keys of the maps ``left``·f_h, shape (heads, 3)."""
         value = self.value
         own = self.own
         spread = self.spread
@@ -160,7 +161,7 @@ class _Heads:
 
 
 def _in_double(layer: Attention | CrossAttention, X: Tensor) -> tuple[Attention, Iterator[_Heads]]:
-    """The layer in float64, which keeps small covariances, and its heads at each sequence."""
+    """Return the layer in float64, which keeps small covariances, and its heads per sequence."""
     check_covered(layer, cross=True)
     layer.check_input(X)
     if X.dtype != torch.float64:
@@ -172,7 +173,7 @@ def _in_double(layer: Attention | CrossAttention, X: Tensor) -> tuple[Attention,
 
 
 def _heads_at(layer: Attention | CrossAttention, X: Tensor) -> _Heads:
-    """The quantities of the local bound at one X (n, d)."""
+    """Return the quantities of the local bound at one X (n, d)."""
     attention = layer
     terms = (0, 1, 2)
     if isinstance(layer, CrossAttention):
@@ -186,7 +187,7 @@ def _heads_at(layer: Attention | CrossAttention, X: Tensor) -> _Heads:
     k = keys - keys.mean(-2, keepdim=True)
     own = covariances(P, v, k)  # V C_i Kᵀ
     seen = second_moments(P.mT, queries, queries)  # Σ_i P_ij q_i q_iᵀ
-    if attention.rotary is not None:  # both turn with their positions; undone, no norm changes
+    if attention.rotary is not None:  # undo the rotations, which changes no norm
         own = _rotate_columns(own, -attention.angles(queries.shape[-2]))
         angles = attention.angles(keys.shape[-2])
         seen = _rotate_columns(_rotate_columns(seen, -angles).mT, -angles)
@@ -208,10 +209,10 @@ def _rotate_columns(matrices: Tensor, angles: Tensor) -> Tensor:
 
 
 def _largest_norm(matrices: Tensor) -> Tensor:
-    """Largest spectral norm among the matrices (heads, n, r, c): shape (heads,).
+    """Return the largest spectral norm among the matrices (heads, n, r, c), shape (heads,).
 
-    Few need a decomposition: the Frobenius norm is an upper bound, so once one norm is known, the
-    matrices whose Frobenius norm lies below it cannot win.
+    Few matrices need a decomposition. The Frobenius norm is an upper bound, so once one spectral
+    norm is known, the matrices whose Frobenius norm is below it cannot win.
     """
     frobenius = torch.linalg.matrix_norm(matrices)  # (heads, n)
     heads = torch.arange(len(matrices), device=matrices.device)

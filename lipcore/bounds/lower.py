@@ -1,10 +1,11 @@
-r"""Lower bounds: what one distinguished token reaches (as inputs: :mod:`lipcore.adversarial`).
+r"""Lower bounds from one leader (:mod:`lipcore.adversarial` has the inputs).
 
-It is seen by all others with weight w. With copies of it, and with queries that are torn between
-tokens, more is reached: :mod:`lipcore.bounds.copies`. Sizes are keyword-only: ``n`` tokens of norm
-at most ``radius`` :math:`= R`; ``gamma`` :math:`= \max(-\gamma_{\min}, \gamma_{\max}/8)` over the
-real eigenvalues of A (:func:`~lipcore.bounds.eigen_gamma`); ``norm_v`` and ``norm_vu`` are ‖V‖₂ and
-‖Vu‖, u the unit eigenvector.
+The leader, or distinguished token, is seen by all others with weight w. Copies of it, and queries
+that are torn between tokens, reach more, see :mod:`lipcore.bounds.copies`. Sizes are keyword-only:
+``n`` tokens of norm at most ``radius`` :math:`= R`; ``gamma``
+:math:`= \max(-\gamma_{\min}, \gamma_{\max}/8)` over the real eigenvalues of A
+(:func:`~lipcore.bounds.eigen_gamma`); ``norm_v`` and ``norm_vu`` are ‖V‖₂ and ‖Vu‖, u the unit
+eigenvector.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from lipcore.bounds._logarithms import (
 )
 from lipcore.bounds.gap import score_gap
 
-#: Terms of a slowly varying sum that are added one by one; the rest is Euler–Maclaurin's integral.
+#: This many terms of a slowly varying sum are added; the rest is an Euler–Maclaurin integral.
 _TERMS = 256
 
 
 def adversarial_lower(
     *, n: int, radius: float, gamma: float, norm_v: float, log: bool = False
 ) -> float:
-    r"""The published bound of Castin, Ablin & Peyré 2024 (:prf:ref:`thm-lower-eigen`).
+    r"""Return the lower bound of Castin, Ablin & Peyré 2024 (:prf:ref:`thm-lower-eigen`).
 
     .. math:: \mathrm{Lip}(f|B_R^n) \ge \|V\|_2 \sqrt{n-1}\; w, \qquad
         w = \frac{1}{1+(n-1)e^{-2R^2\gamma}}
@@ -53,11 +54,11 @@ def adversarial_lower(
 def refined_lower(
     *, n: int, radius: float, gamma: float, norm_vu: float, log: bool = False
 ) -> float:
-    r"""The distinguished token moved along the eigenvector u (:prf:ref:`thm-lower-eigen`).
+    r"""Return the bound for a leader that moves along an eigenvector (:prf:ref:`thm-lower-eigen`).
 
     .. math:: \mathrm{Lip}(f|B_R^n) \ge \sqrt{n-1}\; w\, \big(1 + 2\gamma R^2 (1-w)\big) \|Vu\|
 
-    with the w of :func:`adversarial_lower`.
+    where u is the eigenvector and w is that of :func:`adversarial_lower`.
 
     Examples
     --------
@@ -75,7 +76,9 @@ def refined_lower(
 
 
 def masked_lower(*, n: int, radius: float, gamma: float, norm_v: float, log: bool = False) -> float:
-    r"""With a causal mask, the distinguished token first (:prf:ref:`thm-lower-masked`).
+    r"""Return the lower bound with a causal mask (:prf:ref:`thm-lower-masked`).
+
+    The leader comes first.
 
     .. math:: \mathrm{Lip}(f^m|B_R^n) \ge \|V\|_2 \Big(\sum_{i=2}^n w_i^2\Big)^{1/2},
         \qquad w_i = \frac{1}{1+(i-1)e^{-2R^2\gamma}}
@@ -91,7 +94,7 @@ def masked_lower(*, n: int, radius: float, gamma: float, norm_v: float, log: boo
 
 
 def score_gap_lower(*, n: int, radius: float, A: Tensor, V: Tensor, log: bool = False) -> float:
-    r"""Lower bound that needs no real eigenvalue (:prf:ref:`thm-lower-gap`).
+    r"""Return a lower bound that needs no real eigenvalue (:prf:ref:`thm-lower-gap`).
 
     .. math:: \mathrm{Lip}(f|B_R^n) \ge
         \sqrt{n-1}\; w\, \big\| V\big(I + (1-w)(x_1-x_2)(Ax_2)^\top\big) \big\|_2,
@@ -123,12 +126,12 @@ def score_gap_lower(*, n: int, radius: float, A: Tensor, V: Tensor, log: bool = 
 
 
 def _log_weight(n: int, gap: float) -> float:
-    """log of 1/(1+(n−1)e^{−gap}), the weight of a token that leads n − 1 others by ``gap``."""
+    """Return log 1/(1+(n−1)e^{−gap}), the weight of a token that leads n − 1 others by ``gap``."""
     return 0.0 if gap == math.inf else -log_one_plus(log_(n - 1) - gap)
 
 
 def _log_square_sum(terms: int, log_q: float) -> float:
-    r"""log of :math:`\sum_{i=1}^{m} (1+iq)^{-2}`, for q ≤ 1 and any number m of terms."""
+    r"""Return log of :math:`\sum_{i=1}^{m} (1+iq)^{-2}`, for q ≤ 1 and any number m of terms."""
     q = exp(log_q)
     first = min(terms, _TERMS)
     head = sum((1 + i * q) ** -2 for i in range(1, first + 1))

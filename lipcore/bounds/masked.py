@@ -1,7 +1,7 @@
-r"""Causal attention: Hardy's inequality, and upper bounds with and without n.
+r"""Bounds for causal attention, from Hardy's inequality, with and without n.
 
-With a causal mask early keys are seen for ever: the columns of P are not bounded as n grows, and
-Hardy's inequality takes their place. The arguments of the bounds are said in :mod:`lipcore.bounds`.
+With a causal mask all later tokens see the early keys. The columns of P are then not bounded as n
+grows, and Hardy's inequality takes their place. :mod:`lipcore.bounds` describes the arguments.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from lipcore.operators import LinearOperator
 
 #: Euler's constant γ + 6 log 2: the shift of log n in the norm of causal averaging (Štampach 2022).
 _SHIFT = 0.5772156649015329 + 6 * math.log(2)
-#: Weights at which a row's moment is looked for before the best is refined.
+#: A row's moment is computed at this many weights, before the best is refined.
 _GRID = 2048
 
 
@@ -68,13 +68,13 @@ class CausalAverage(LinearOperator):
 
 
 def causal_average_norm(n: int) -> float:
-    r"""Norm of :class:`CausalAverage` for large n: an approximation, not a bound.
+    r"""Return the norm of :class:`CausalAverage` for large n, by an approximation that is no bound.
 
     .. math:: \|C_n\|_2^2 \approx \frac{4}{1 + 4\pi^2/(\log n + \gamma + 6\log 2)^2}
         = 4 - \frac{16\pi^2}{\log^2 n} + \frac{32\pi^2(\gamma + 6\log2)}{\log^3 n} + O(\log^{-4} n)
 
-    It tends to Hardy's constant 2 (:prf:ref:`thm-masked-hardy`). First term: Wilf (1970); the next:
-    Štampach (2022), who has the expansion on the right.
+    It tends to Hardy's constant 2 (:prf:ref:`thm-masked-hardy`). The first term is from Wilf
+    (1970); the others are from Štampach (2022), who has the expansion on the right.
 
     Examples
     --------
@@ -87,7 +87,7 @@ def causal_average_norm(n: int) -> float:
 def masked_upper(
     *, n: int, radius: float, norm_a: float, norm_v: float, log: bool = False
 ) -> float:
-    r"""The bound for causal attention (:prf:ref:`thm-masked-upper`).
+    r"""Return the bound for causal attention (:prf:ref:`thm-masked-upper`).
 
     .. math:: \mathrm{Lip}(f^m|B_R^n) \le
         \|V\|_2 \min\big( (1+a)\sqrt n + a,\; 2(1+2a) e^{a} + a \big)
@@ -106,13 +106,14 @@ def masked_upper(
 
 
 def masked_upper_rate(*, A: Tensor, radius: float, norm_v: float, log: bool = False) -> float:
-    r"""The bound for every n with the exact exponential rate (:prf:ref:`thm-masked-rate`).
+    r"""Return the bound for every n with the exact exponential rate (:prf:ref:`thm-masked-rate`).
 
     .. math:: \mathrm{Lip}(f^m|B_R^n) \le
         \|V\|_2 \Big( 2(1+2a)\min\big(e^a, \sqrt{N e^{1+g^*}}\big) + a \Big)
 
-    with :math:`g^* = g_AR^2` and :math:`N = (1 + 2a\min(2, \sqrt r))^r`, r the rank of A: cubes up
-    to rank four, Voronoi cells beyond. For measures in time too (:prf:ref:`thm-timed-upper`).
+    with :math:`g^* = g_AR^2` and :math:`N = (1 + 2a\min(2, \sqrt r))^r`, r the rank of A. The N
+    counts cubes up to rank four, and Voronoi cells beyond. It holds for measures in time and space
+    too (:prf:ref:`thm-timed-upper`).
 
     Examples
     --------
@@ -128,14 +129,14 @@ def masked_upper_rate(*, A: Tensor, radius: float, norm_v: float, log: bool = Fa
 def masked_upper_moments(
     *, radius: float, norm_a: float, norm_v: float, log: bool = False
 ) -> float:
-    r"""The sharper bound for every n (:prf:ref:`prop-masked-moments`).
+    r"""Return the sharper bound for every n (:prf:ref:`prop-masked-moments`).
 
     .. math:: \mathrm{Lip}(f^m|B_R^n) \le \|V\|_2 \Big( e^a
         \min_{1\le p<2} \big(\tfrac{2}{2-p}\big)^{1/p} M_{p/(p-1)}(a) + a \Big)
 
-    with M of :func:`row_moment`; p = 1 gives :math:`2(1+2a)e^a + a`, the best p lies near 1.4 for
-    large a. Any p gives a bound; the tests enclose the least over p in an interval of relative
-    width 1e-4, and its quotient by :math:`a\,e^a`, far out, in [2.4279, 2.4282].
+    with M of :func:`row_moment`. Every p gives a bound; p = 1 gives :math:`2(1+2a)e^a + a`, and the
+    best p is near 1.4 for large a. The tests enclose the least over p in an interval of relative
+    width 1e-4, and for large a its quotient by :math:`a\,e^a` in [2.4279, 2.4282].
 
     Examples
     --------
@@ -147,14 +148,14 @@ def masked_upper_moments(
 
 
 def row_moment(a: float, q: float, *, log: bool = False) -> float:
-    r"""The largest moment that one row of attention can have (:prf:ref:`prop-masked-moments`).
+    r"""Return the largest moment of one row of attention (:prf:ref:`prop-masked-moments`).
 
     .. math:: M_q(a)^q = \max_{0\le w\le1}\; w\,\big(1+2a(1-w)\big)^q + (1-w)\,\big|1-2aw\big|^q
 
-    The maximum over rows of :math:`\sum_j P_{ij}\,|g + (g\cdot(x_j-m_i))\,Ax_i|^q`, over unit g and
-    tokens in the ball; reached by two antipodal tokens. :math:`M_2^2 = 1+a^2`, and
-    :math:`M_\infty = 1+2a`: q is at least 2, and may be infinite. The tests enclose the maximum by
-    interval arithmetic: what is returned is above it, by a relative 3e-13 at most.
+    It is the maximum over rows of :math:`\sum_j P_{ij}\,|g + (g\cdot(x_j-m_i))\,Ax_i|^q`, over unit
+    g and tokens in the ball, and two antipodal tokens reach it. The exponent q is at least 2, and
+    may be infinite: :math:`M_2^2 = 1+a^2` and :math:`M_\infty = 1+2a`. The tests enclose the
+    maximum by interval arithmetic: the returned number is above it, by a relative 3e-13 at most.
 
     Examples
     --------
@@ -183,14 +184,14 @@ def row_moment(a: float, q: float, *, log: bool = False) -> float:
 
 
 def log_hardy(log_a: float) -> float:
-    """log 2(1+2a): Hardy's constant, and the longest deviation that others' keys can have."""
+    """Return log 2(1+2a), from Hardy's constant and the longest deviation in others' keys."""
     return math.log(2) + log_one_plus(math.log(2), log_a)
 
 
 @lru_cache(maxsize=256)
 def log_moments(log_a: float) -> float:
-    """log of the least (2/(2−p))^{1/p} M_{p/(p−1)}(a): any p gives a bound, p = 1 Hardy's."""
-    if log_a > 300:  # lost beside e^a
+    """Return log of the least (2/(2−p))^{1/p} M_{p/(p−1)}(a); p = 1 is Hardy's bound."""
+    if log_a > 300:  # too small beside e^a to matter
         return log_hardy(log_a)
     a = math.exp(log_a)
 
@@ -201,11 +202,11 @@ def log_moments(log_a: float) -> float:
 
 
 def log_masked_rows(n: int, log_a: float) -> float:
-    """log of the least bound of mixing and others' keys that knows n: by columns, or row by row.
+    """Return log of the least bound of mixing and others' keys that depends on n.
 
-    By columns, P_ij ≤ κ/(κ+i−1) summed over i, as in the proofs of :prf:ref:`thm-masked-upper` and
-    :prf:ref:`thm-every-row`. Row i is a row of attention on i tokens, of square at most
-    min(G, κF/i) (:prf:ref:`thm-every-row`).
+    One bound is by columns, with P_ij ≤ κ/(κ+i−1) summed over i, as in the proofs of
+    :prf:ref:`thm-masked-upper` and :prf:ref:`thm-every-row`. The other is row by row: row i is a
+    row of attention on i tokens, of square at most min(G, κF/i) (:prf:ref:`thm-every-row`).
     """
     by_columns = log_one_plus(2 * log_a) + log_causal_column_sum(n, log_a)
     first = log_torn(log_a)

@@ -1,7 +1,7 @@
-r"""Upper bounds in the mean-field regime, in :math:`W_2` on measures in the ball: chapter 7.
+r"""Upper bounds in the mean-field regime, in :math:`W_2` on measures in the ball.
 
-They hold for sequences of n tokens too, whatever n. Their arguments are said in
-:mod:`lipcore.bounds`.
+They hold for sequences of any number n of tokens too. :mod:`lipcore.bounds` describes their
+arguments.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lipcore.bounds.rows import log_two_dirac
 def mean_field_upper_paper(
     *, radius: float, norm_a: float, norm_v: float, log: bool = False
 ) -> float:
-    r"""The published bound of Castin, Ablin & Peyré 2024, which :prf:ref:`thm-mf-upper` improves.
+    r"""Return the bound of Castin, Ablin & Peyré 2024, which :prf:ref:`thm-mf-upper` improves.
 
     .. math:: \mathrm{Lip}^{W_2}(F|\mathcal P(B_R)) \le \|V\|_2 (1+3a) e^{2a}
 
@@ -41,7 +41,7 @@ def mean_field_upper_paper(
 
 
 def mean_field_upper(*, radius: float, norm_a: float, norm_v: float, log: bool = False) -> float:
-    r"""The bound with half the published exponent (:prf:ref:`thm-mf-upper`).
+    r"""Return the bound with half the published exponent (:prf:ref:`thm-mf-upper`).
 
     .. math:: \mathrm{Lip}^{W_2}(F|\mathcal P(B_R)) \le \|V\|_2 \big( \sqrt{1+a^2}\, e^{a} + a \big)
 
@@ -57,12 +57,12 @@ def mean_field_upper(*, radius: float, norm_a: float, norm_v: float, log: bool =
 def mean_field_upper_sharp(
     *, radius: float, norm_a: float, norm_v: float, log: bool = False
 ) -> float:
-    r"""The bound with the exact leading constant, third entry of :prf:ref:`thm-every-row`.
+    r"""Return the bound with the exact leading constant (:prf:ref:`thm-every-row`, third entry).
 
     .. math:: \mathrm{Lip}^{W_2}(F|\mathcal P(B_R)) \le \|V\|_2 \big( e^{a}\sqrt{F(a)} + a \big)
 
-    with F of :func:`two_dirac_peak`. For :math:`A=-\gamma I` its quotient by the true constant
-    tends to one.
+    with F of :func:`two_dirac_peak`. For :math:`A=-\gamma I` the quotient of the bound and the true
+    constant tends to one.
 
     Examples
     --------
@@ -74,7 +74,7 @@ def mean_field_upper_sharp(
 
 
 def mean_field_upper_rate(*, A: Tensor, radius: float, norm_v: float, log: bool = False) -> float:
-    r"""The bound with the exact exponential rate (:prf:ref:`thm-mf-rate`).
+    r"""Return the bound with the exact exponential rate (:prf:ref:`thm-mf-rate`).
 
     .. math:: \mathrm{Lip}^{W_2}(F|\mathcal P(B_R)) \le
         \|V\|_2 \big( \sqrt{1+a^2}\; e^{g^*/2} + a \big), \qquad g^* = g_A R^2

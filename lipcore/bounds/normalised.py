@@ -1,8 +1,8 @@
-r"""LayerNorm and RMSNorm in front of attention: the tokens' ellipsoid, the block.
+r"""Bounds for tokens from LayerNorm or RMSNorm, which lie in an ellipsoid, and for pre-norm blocks.
 
 A normalised token is :math:`Gz + b` with :math:`G = \mathrm{diag}(\gamma)`,
-:math:`|z| \le \sqrt d`, and for LayerNorm :math:`\sum_r z_r = 0`: a point of an ellipsoid, far
-smaller than the ball that holds it.
+:math:`|z| \le \sqrt d`, and for LayerNorm :math:`\sum_r z_r = 0`. It is a point of an ellipsoid,
+which is far smaller than the ball that holds it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lipcore.jacobian import AttentionJacobian
 from lipcore.operators import LinearOperator
 from lipcore.spectral import spectral_norm
 
-_BISECTIONS = 200  # halvings of the multiplier's bracket: down to rounding
+_BISECTIONS = 200  # halvings of the multiplier's bracket, down to rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class Normalisation:
 
     It returns :math:`\gamma \odot \hat x + \beta`, where
     :math:`\hat x = (x - \bar x)/\sqrt{\mathrm{var}(x) + \varepsilon}` (``kind="layer"``) or
-    :math:`\hat x = x/\sqrt{\mathrm{mean}(x^2) + \varepsilon}` (``kind="rms"``). Either way
+    :math:`\hat x = x/\sqrt{\mathrm{mean}(x^2) + \varepsilon}` (``kind="rms"``). In both cases
     :math:`|\hat x| \le \sqrt d`, so that tokens lie in an ellipsoid (:prf:ref:`prop-norm-radius`).
 
     Attributes
@@ -54,7 +54,7 @@ class Normalisation:
 def normalise(norm: Normalisation, X: Tensor) -> Tensor:
     r"""Apply LayerNorm or RMSNorm to each token (:prf:ref:`prop-norm-radius`).
 
-    X : Tensor, shape (…, d); returned: the same shape, in the precision of X. Differentiable.
+    X has shape (…, d); the result has the shape and the precision of X, and is differentiable.
 
     Examples
     --------
@@ -68,7 +68,7 @@ def normalise(norm: Normalisation, X: Tensor) -> Tensor:
 
 
 def standardise(norm: Normalisation, X: Tensor) -> tuple[Tensor, Tensor]:
-    """(x̂, s): the standardised tokens, and what each was divided by, (…, 1)."""
+    """Return (x̂, s), the standardised tokens and the numbers (…, 1) by which they were divided."""
     if norm.kind == "layer":
         X = X - X.mean(-1, keepdim=True)
     size = (X.square().mean(-1, keepdim=True) + norm.eps).sqrt()
@@ -78,8 +78,8 @@ def standardise(norm: Normalisation, X: Tensor) -> tuple[Tensor, Tensor]:
 class PreNormJacobian(LinearOperator):
     r"""The Jacobian of a pre-norm block :math:`x \mapsto x + f(N(x))` at X, or of a part of it.
 
-    With :math:`s_i` the size that token i is divided by, and :math:`\Pi` the projection off the
-    mean for LayerNorm, the identity for RMSNorm (:prf:ref:`prop-norm-own`,
+    With :math:`s_i` the number by which token i is divided, and :math:`\Pi` the projection off the
+    mean for LayerNorm, or the identity for RMSNorm (:prf:ref:`prop-norm-own`,
     :prf:ref:`prop-norm-block`),
 
     .. math:: DN(x_i) = \frac1{s_i}\, G\,\big(\Pi - \tfrac1d\, \hat x_i \hat x_i^\top\big).
@@ -90,21 +90,21 @@ class PreNormJacobian(LinearOperator):
     X : Tensor, shape (…, n, d)
         The residual stream, before normalisation.
     attention : Attention, optional
-        f; left out, the operator is the normalisation alone.
+        The attention f; without it, the operator is that of the normalisation alone.
     residual : bool
         Whether to add the identity.
 
     Raises
     ------
     ValueError, TypeError
-        If X does not fit, or the residual connection does.
+        If X does not fit, or if a residual connection is asked for and does not fit.
 
     Examples
     --------
     >>> import torch
     >>> unit = Normalisation("rms", torch.ones(2), torch.zeros(2), 0.0)
     >>> J = PreNormJacobian(unit, torch.tensor([[2.0, 2.0]]))
-    >>> J.matvec(torch.tensor([[1.0, 1.0]]))  # the size of a token is forgotten
+    >>> J.matvec(torch.tensor([[1.0, 1.0]]))  # the size of a token does not matter
     tensor([[0., 0.]])
     """
 
@@ -136,20 +136,20 @@ class PreNormJacobian(LinearOperator):
             )
 
     def _project(self, H: Tensor) -> Tensor:
-        """(Π − x̂x̂ᵀ/d)/s, which is symmetric."""
+        """Apply (Π − x̂x̂ᵀ/d)/s, which is symmetric."""
         radial = (self._standard * H).mean(-1, keepdim=True) * self._standard
         centred = H - H.mean(-1, keepdim=True) if self._centred else H
         return (centred - radial) / self._size
 
     def matvec(self, H: Tensor) -> Tensor:
-        """H + D f[DN[H]], as far as its parts are there."""
+        """Return H + D f[DN[H]], or those parts of it that there are."""
         self._check("H", H, self.input_shape)
         image = self._gain * self._project(H)
         image = image if self._inner is None else self._inner.matvec(image)
         return image + H if self._residual else image
 
     def rmatvec(self, G: Tensor) -> Tensor:
-        """Transpose of :meth:`matvec`."""
+        """Return the transpose of :meth:`matvec`, applied to G."""
         self._check("G", G, self.output_shape)
         image = G if self._inner is None else self._inner.rmatvec(G)
         image = self._project(self._gain * image)
@@ -157,10 +157,10 @@ class PreNormJacobian(LinearOperator):
 
 
 def norm_constants(norm: Normalisation, X: Tensor) -> Tensor:
-    r"""Local constant of the normalisation at each token (:prf:ref:`prop-norm-own`).
+    r"""Return the local constant of the normalisation at each token (:prf:ref:`prop-norm-own`).
 
-    At most :math:`\max|\gamma|/s_i`. X : Tensor, shape (…, d), tokens before normalisation;
-    returned: shape (…).
+    It is at most :math:`\max|\gamma|/s_i`. X has shape (…, d) and holds the tokens before
+    normalisation; the result has shape (…).
 
     Examples
     --------
@@ -174,7 +174,7 @@ def norm_constants(norm: Normalisation, X: Tensor) -> Tensor:
 
 
 def layer_norm_radius(*, gain: Tensor, bias: Tensor | None = None) -> float:
-    r"""Radius of a ball that holds all normalised tokens (:prf:ref:`prop-norm-radius`).
+    r"""Return the radius of a ball that holds all normalised tokens (:prf:ref:`prop-norm-radius`).
 
     .. math:: R \le \sqrt d\, \max_r |g_r| + \|b\|
 
@@ -183,7 +183,7 @@ def layer_norm_radius(*, gain: Tensor, bias: Tensor | None = None) -> float:
     gain : Tensor, shape (d,)
         The g of ``LayerNorm`` or ``RMSNorm``.
     bias : Tensor, shape (d,), optional
-        The b of ``LayerNorm``; left out (RMSNorm), zero.
+        The b of ``LayerNorm``; zero if left out, as for RMSNorm.
 
     Returns
     -------
@@ -192,7 +192,7 @@ def layer_norm_radius(*, gain: Tensor, bias: Tensor | None = None) -> float:
     Raises
     ------
     ValueError, TypeError
-        If either is not a finite real vector, or their lengths differ.
+        If either is not a finite real vector, or if their lengths differ.
 
     Examples
     --------
@@ -214,17 +214,17 @@ def layer_norm_radius(*, gain: Tensor, bias: Tensor | None = None) -> float:
 
 
 def largest_affine_norm(M: Tensor, e: Tensor, radius: float) -> Tensor:
-    r"""Exact maximum of ‖Mz + e‖ over the ball ‖z‖ ≤ ρ (:prf:ref:`lem-affine-ball`).
+    r"""Return the exact maximum of ‖Mz + e‖ over the ball ‖z‖ ≤ ρ (:prf:ref:`lem-affine-ball`).
 
-    A convex function is maximised, but its Lagrange dual has no gap: with :math:`H = M^\top M` and
+    A convex function is maximised, but the dual has no gap: with :math:`H = M^\top M` and
     :math:`q = M^\top e`,
 
     .. math:: \max_{|z|\le\rho} |Mz+e|^2 = \min_{\lambda > \lambda_{\max}(H)} |e|^2
         + q^\top(\lambda - H)^{-1}q + \lambda\rho^2 .
 
     Every λ gives an upper bound; the best one solves :math:`|(\lambda-H)^{-1}q| = \rho`. The tests
-    enclose the maximum between both sides in an interval of width 1e-13.
-    M : Tensor, shape (…, k, d). e : Tensor, shape (…, k). radius : float, ρ. Returned: shape (…).
+    enclose the maximum between both sides in an interval of width 1e-13. M has shape (…, k, d), e
+    has shape (…, k), ``radius`` is ρ, and the result has shape (…).
 
     Examples
     --------
@@ -257,23 +257,23 @@ def largest_affine_norm(M: Tensor, e: Tensor, radius: float) -> Tensor:
 
 
 def _safe_ratio(a: Tensor, b: Tensor) -> Tensor:
-    """a/b, and zero where a is."""
+    """Return a/b, or zero where a is zero."""
     return torch.where(a == 0, 0, a / torch.where(a == 0, 1, b))
 
 
 @dataclass(frozen=True, eq=False)
 class NormalisedReach:
-    r"""What normalised tokens can do to one attention layer (:prf:ref:`prop-norm-spread`).
+    r"""What normalised tokens can reach in one attention layer (:prf:ref:`prop-norm-spread`).
 
     Attributes
     ----------
     radius : float
-        Largest norm of a token on the ellipsoid, exactly.
+        The largest norm of a token on the ellipsoid, exactly.
     spread : Tensor, shape (heads,)
-        :math:`\alpha_h`: no query's scores differ by more than :math:`2\alpha_h`, and some query's
-        do. It takes the place of a in :math:`\kappa = e^{2a}`.
+        The :math:`\alpha_h`: the scores of a query differ by at most :math:`2\alpha_h`, and those
+        of some query do. It replaces a in :math:`\kappa = e^{2a}`.
     query : Tensor, shape (heads,)
-        Largest :math:`|A_hx + c_h|`.
+        The largest :math:`|A_hx + c_h|`.
     """
 
     radius: float
@@ -282,12 +282,12 @@ class NormalisedReach:
 
 
 def normalised_reach(attention: Attention, norm: Normalisation) -> NormalisedReach:
-    r"""Exact reach of normalised tokens (:prf:ref:`prop-norm-spread`).
+    r"""Return the exact reach of normalised tokens (:prf:ref:`prop-norm-spread`).
 
     .. math:: \alpha_h = \sqrt d\,\max_x |\Pi G(A_hx + c_h)| \quad\text{over the ellipsoid}
 
-    In float64. Rotary positions, or another dimension than that of the normalisation, are
-    refused with ValueError.
+    The result is in float64. Rotary positions, or another dimension than that of the normalisation,
+    raise a ValueError.
 
     Examples
     --------
@@ -300,7 +300,7 @@ def normalised_reach(attention: Attention, norm: Normalisation) -> NormalisedRea
     attention, gain, bias, root = _checked(attention, norm)
     query = attention.scale * attention.query
     key = attention.key
-    moved = _centre(norm, query * gain)  # queries of tokens, as a map of z
+    moved = _centre(norm, query * gain)  # the queries of tokens, as a map of z
     constant = query @ bias
     if attention.query_bias is not None:
         constant = constant + attention.scale * attention.query_bias
@@ -313,14 +313,14 @@ def normalised_reach(attention: Attention, norm: Normalisation) -> NormalisedRea
 
 
 def normalised_upper(attention: Attention, norm: Normalisation, *, n: int) -> float:
-    r"""The bound for n normalised tokens, on their ellipsoid (:prf:ref:`thm-norm-bound`).
+    r"""Return the bound for n normalised tokens, on their ellipsoid (:prf:ref:`thm-norm-bound`).
 
     For one head, with the α and query norm r of :func:`normalised_reach`, and the S of the theorem
     for :math:`\kappa=e^{2\alpha}` and the score gap g* of the ellipsoid (S = n with a mask),
 
     .. math:: \|V\|_2\sqrt S + \|VG\Pi\|_2\big( d\,\|\Pi GA\|_2 + \sqrt d\; r\sqrt S \big).
 
-    Heads add up as :prf:ref:`prop-norm-heads` says. What is refused: see :func:`normalised_reach`.
+    Heads add up as in :prf:ref:`prop-norm-heads`. It refuses what :func:`normalised_reach` refuses.
 
     Examples
     --------
@@ -353,7 +353,7 @@ def normalised_upper(attention: Attention, norm: Normalisation, *, n: int) -> fl
 
 
 def _score_gaps(attention: Attention, norm: Normalisation) -> list[float]:
-    """Upper bounds of the largest (A_hx + c_h)·(y − x) over x, y of the ellipsoid, head by head."""
+    """Return for each head a bound of (A_hx + c_h)·(y − x) over x, y in the ellipsoid."""
     gain = norm.gain.double()
     root = math.sqrt(attention.d)
     gaps = []
@@ -365,7 +365,7 @@ def _score_gaps(attention: Attention, norm: Normalisation) -> list[float]:
 
 
 def _checked(attention: Attention, norm: Normalisation) -> tuple[Attention, Tensor, Tensor, float]:
-    """(attention, γ, β, √d) in float64."""
+    """Return (attention, γ, β, √d) in float64."""
     check_covered(attention)
     if attention.rotary is not None:
         raise ValueError("attention: expected one without rotary positions, got rotary frequencies")

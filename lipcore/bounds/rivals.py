@@ -1,8 +1,8 @@
-"""Published bounds of others, restated in this book's notation and held against the truth.
+"""Bounds that others have published, in the notation of this book and compared with the truth.
 
-Each docstring says what the statement assumes and what became of it here. Names are author-year.
-The sizes of closed forms are said in :mod:`lipcore.bounds`, those of L2 attention in
-:func:`lipcore.bounds.l2_attention_upper`.
+Each docstring says what the statement assumes, and whether it was found to hold here. Names are
+made of author and year. The arguments of closed forms are described in :mod:`lipcore.bounds`, and
+those of L2 attention in :func:`lipcore.bounds.l2_attention_upper`.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from lipcore.bounds._logarithms import finish, log_, log_one_plus, log_sizes, lo
 from lipcore.bounds.l2 import distance_spread, log_heads
 from lipcore.bounds.layer import join_heads
 
-#: Tokens up to which every subset is tried for the ∞→1 norm of the softmax.
+#: Up to this many tokens, every subset is tried for the ∞→1 norm of the softmax.
 _ALL_SUBSETS = 16
 
 
 def yudin2025_local_upper(attention: Attention, X: Tensor) -> Tensor:
-    r"""Local bound from the two largest weights of each row (:prf:ref:`thm-rivals-yudin`).
+    r"""Return a local bound from each row's two largest weights (:prf:ref:`thm-rivals-yudin`).
 
     .. math:: \|D_X f\|_2 \le \|V\|_2 \Big( \|P\|_2 + 2\|X\|_2^2\|A\|_2 \max_i g(P_i) \Big), \qquad
         g(p) = p_{(1)}\big(1 - p_{(1)} + p_{(2)}\big)
 
-    Yudin et al. 2025. Assumes scores that are bilinear in the tokens: no query bias, no rotary
-    positions, no normalised queries. Found here: it holds. Heads are joined as
-    :prf:ref:`prop-norm-heads` says.
+    The bound of Yudin et al. 2025 assumes scores that are bilinear in the tokens: no query bias, no
+    rotary positions, no normalised queries. It is found to hold. Heads are joined as in
+    :prf:ref:`prop-norm-heads`.
 
     Parameters
     ----------
@@ -64,11 +64,12 @@ def yudin2025_local_upper(attention: Attention, X: Tensor) -> Tensor:
 
 
 def softmax_norm_upper(p: Tensor) -> Tensor:
-    r"""Bound of the spectral norm of the softmax's Jacobian (:prf:ref:`lem-rivals-softmax`).
+    r"""Return a bound of the norm of the softmax's Jacobian (:prf:ref:`lem-rivals-softmax`).
 
     .. math:: \|\mathrm{diag}(p)-pp^\top\|_2 \le p_{(1)}\big(1-p_{(1)}+p_{(2)}\big)
 
-    Yudin et al. 2025. p : Tensor, shape (…, n), probability vectors; returned: shape (…).
+    The bound is from Yudin et al. 2025. The probability vectors p have shape (…, n), and the result
+    has shape (…).
 
     Examples
     --------
@@ -85,14 +86,15 @@ def softmax_norm_upper(p: Tensor) -> Tensor:
 
 
 def emadi2026_softmax_norm(p: Tensor) -> Tensor:
-    r"""The ∞→1 norm of the softmax's Jacobian at p (Emadi 2026; :prf:ref:`prop-rivals-emadi`).
+    r"""Return the ∞→1 norm of the softmax's Jacobian at p (:prf:ref:`prop-rivals-emadi`).
 
     .. math:: \theta(p) = \|\mathrm{diag}(p)-pp^\top\|_{\infty\to1} = 4\max_S p(S)\,(1-p(S))
 
-    Found here: it holds, and is exact, as a positive semi-definite form is largest on signs at
-    equal arguments, where it is a variance. The best S is a partition problem: every S is tried up
-    to 16 tokens; beyond, the value is exact where one token holds half of the mass, and the upper
-    bound 1 otherwise. p : Tensor, shape (…, n), probability vectors; returned: shape (…).
+    The identity of Emadi 2026 is found to hold, and to be exact: a positive semi-definite form is
+    largest on signs at equal arguments, where it is a variance. The best S is a partition problem.
+    Every S is tried up to 16 tokens; beyond, the result is exact if one token has more than half of
+    the mass, and the upper bound 1 otherwise. The probability vectors p have shape (…, n), and the
+    result has shape (…).
 
     Examples
     --------
@@ -115,15 +117,15 @@ def emadi2026_softmax_norm(p: Tensor) -> Tensor:
 def emadi2026_token_upper(
     *, radius: float, norm_a: float, norm_v: float, theta: float = 1.0, log: bool = False
 ) -> float:
-    r"""Bound in the largest-token norm, whatever n (:prf:ref:`prop-rivals-emadi`).
+    r"""Return a bound in the largest-token norm, for every n (:prf:ref:`prop-rivals-emadi`).
 
     .. math:: \mathrm{Lip}_\infty \le \|V\|_2\,(1 + 2a\,\theta),
         \qquad \theta \ge \max_i \theta(P_i)
 
-    with :math:`\|X\| = \max_i |x_i|`, and theta in [0, 1]; 1 holds for every input. The published
-    factor is stated for a layer, the one for a head is derived here. It bounds another norm than
-    the rest of this book: in the Frobenius norm no bound without n or a growing exponential can
-    hold.
+    with :math:`\|X\| = \max_i |x_i|`, and theta in [0, 1]; 1 holds for every input. Emadi 2026
+    states the factor for a layer, and the factor for a head is derived here. The bound is for
+    another norm than the rest of this book: in the Frobenius norm no bound is possible without n or
+    a growing exponential.
 
     Examples
     --------
@@ -144,14 +146,14 @@ def kim2021_l2_upper(
     norm_o: float = 1.0,
     log: bool = False,
 ) -> float:
-    r"""Upper bound of L2 attention, for tokens anywhere (:prf:ref:`thm-rivals-kim`).
+    r"""Return an upper bound of L2 attention, for tokens anywhere (:prf:ref:`thm-rivals-kim`).
 
     .. math:: \mathrm{Lip}(f) \le \sqrt{\frac nk}\,\big(4\varphi^{-1}(n-1)+1\big)
         \Big( \sum_h \|Q_h\|_2^4\|V_h\|_2^2 \Big)^{1/2} \|W^O\|_2, \qquad \varphi(x) = xe^{x+1}
 
-    Kim, Papamakarios & Mnih 2021; the power of Q is derived here: with :math:`y = Q_hx/k^{1/4}`, y
-    enters with Q and leaves with Q, so that the whole has degree 4 in Q under the root. Assumes
-    query = key, and values through :math:`A_h = Q_h^\top Q_h/\sqrt k`.
+    The bound is from Kim, Papamakarios & Mnih 2021, and the power of Q is derived here: with
+    :math:`y = Q_hx/k^{1/4}`, y enters with Q and leaves with Q, so that the whole has degree 4 in Q
+    under the root. It assumes query = key, and values through :math:`A_h = Q_h^\top Q_h/\sqrt k`.
 
     Examples
     --------
@@ -170,13 +172,14 @@ def kim2021_l2_upper_restated(
     norm_o: float = 1.0,
     log: bool = False,
 ) -> float:
-    r"""The same as public code restates it: **not a bound** (:prf:ref:`thm-rivals-kim`).
+    r"""Return the formula of public code, which is **not a bound** (:prf:ref:`thm-rivals-kim`).
 
     .. math:: \sqrt{\frac nk}\,\big(4\varphi^{-1}(n-1)+1\big)
         \Big( \sum_h \|Q_h\|_2^2\|V_h\|_2^2 \Big)^{1/2} \|W^O\|_2
 
-    It has degree one in Q, the map degree two: two equal tokens, d = k = 1, Q = 5, V = 1 give a
-    Jacobian of norm 25 against 14.9. :func:`kim2021_l2_upper` has the power that the proof gives.
+    The formula has degree one in Q, and the map has degree two: two equal tokens with d = k = 1, Q
+    = 5 and V = 1 have a Jacobian of norm 25, and the formula gives 14.9. :func:`kim2021_l2_upper`
+    has the power that the proof gives.
 
     Examples
     --------
@@ -187,16 +190,16 @@ def kim2021_l2_upper_restated(
 
 
 def castin2024_released_compute_bound(attention: Attention, X: Tensor) -> Tensor:
-    r"""``compute_bound`` of the code released with *How Smooth Is Attention?*: **not a bound**.
+    r"""Return ``compute_bound`` of the code of *How Smooth Is Attention?*, **not a bound**.
 
     .. math:: \sum_h \|V_h\|_2 \big( R_h^2 r^2 (n+1) + n \big)^{1/2}, \qquad
         R_h = \max_i \|A_hx_i\|, \quad r = \max_{i,j}\|x_i-x_j\|
 
-    The released scripts compute it and never plot it. It misses that :math:`A^\top x` matters too,
-    through the own query (:prf:ref:`thm-jacobian`): :math:`A = 50\,e_1e_2^\top`,
-    :math:`X = \pm e_1` has :math:`R_h = 0`, a Jacobian of norm 50.02; this is 1.41. X : Tensor,
-    shape (…, n, d); returned: shape (…). A query bias or rotary positions are refused with
-    ValueError.
+    The released scripts compute it but never plot it. It leaves out :math:`A^\top x`, which matters
+    through the own query (:prf:ref:`thm-jacobian`): for :math:`A = 50\,e_1e_2^\top` and
+    :math:`X = \pm e_1`, :math:`R_h = 0` and the Jacobian has norm 50.02, but the formula gives
+    1.41. X has shape (…, n, d), and the result has shape (…). A query bias or rotary positions
+    raise a ValueError.
 
     Examples
     --------
@@ -231,5 +234,5 @@ def _check_bilinear(attention: Attention) -> None:
 
 
 def _norms(matrices: Tensor) -> Tensor:
-    """Spectral norms of (heads, ·, ·): shape (heads,)."""
+    """Return the spectral norms of (heads, ·, ·), shape (heads,)."""
     return torch.linalg.matrix_norm(matrices, 2)

@@ -1,7 +1,7 @@
-r"""How far a layer's output moves when what it computes is rounded to fewer digits.
+r"""How far a layer's output moves when the numbers in its computation are rounded to fewer digits.
 
-Numbers of a format with machine epsilon ε are :math:`2^e\varepsilon` apart between
-:math:`2^e` and :math:`2^{e+1}`, and rounding to the nearest moves a number by half of that at most.
+In a format with machine epsilon ε, numbers between :math:`2^e` and :math:`2^{e+1}` are
+:math:`2^e\varepsilon` apart, and rounding to the nearest moves a number by half of that at most.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from lipcore.bounds._matrices import spread_and_reach
 from lipcore.bounds.layer import check_covered, join_heads, output_roots, rounded_up
 from lipcore.masks import mask_scores_
 
-#: What :func:`rounding_upper` lets be rounded.
+#: What :func:`rounding_upper` can round.
 ROUNDED = ("scores", "weights", "values")
 
 
 def spacing(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Distance of neighbouring numbers of ``dtype`` around each entry of x.
+    """Return the distance of neighbouring numbers of ``dtype`` around each entry of x.
 
     Parameters
     ----------
@@ -34,12 +34,12 @@ def spacing(x: Tensor, dtype: torch.dtype) -> Tensor:
     Returns
     -------
     Tensor
-        Of the shape of x, with its dtype.
+        It has the shape and the dtype of x.
 
     Raises
     ------
     TypeError
-        If ``dtype`` is no floating-point format.
+        If ``dtype`` is not a floating-point format.
 
     Examples
     --------
@@ -58,9 +58,9 @@ def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
     Raises
     ------
     TypeError
-        If ``dtype`` is no floating-point format.
+        If ``dtype`` is not a floating-point format.
     ValueError
-        If an entry is larger than what the format holds, or not finite.
+        If an entry is larger than the format allows, or not finite.
 
     Examples
     --------
@@ -79,12 +79,12 @@ def rounding_upper(
     *,
     sources: tuple[str, ...] = ROUNDED,
 ) -> Tensor:
-    r"""How far f(X) can move if scores, weights, values are rounded (:prf:ref:`thm-rounding`).
+    r"""Return how far f(X) can move if its parts are rounded (:prf:ref:`thm-rounding`).
 
-    Scores λ(q·k), before biases and masks; weights, after an exact softmax of the rounded scores,
-    whose rows are not normalised again; and values. It holds for all errors up to half the spacing.
-    Tokens and parameters are as given, and sums are exact. For rounded tokens see
-    :func:`change_upper`.
+    The parts are scores λ(q·k), before biases and masks; weights, after an exact softmax of the
+    rounded scores, whose rows are not normalised again; and values. The bound holds for all errors
+    up to half the spacing. Tokens and parameters are not rounded, and sums are exact. For rounded
+    tokens see :func:`change_upper`.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ def rounding_upper(
     Returns
     -------
     Tensor, shape (…)
-        Above :math:`\|\hat f(X)-f(X)\|_F`.
+        An upper bound of :math:`\|\hat f(X)-f(X)\|_F`.
 
     Raises
     ------
@@ -126,7 +126,7 @@ def rounding_upper(
 
 
 def _at(attention: Attention, X: Tensor, dtype: torch.dtype, sources: tuple[str, ...]) -> Tensor:
-    """The bound at one X (n, d)."""
+    """Return the bound at one X (n, d)."""
     queries, keys, values = attention.project(X)
     check_scores(queries, keys)
     exact = queries @ keys.mT
@@ -143,7 +143,7 @@ def _at(attention: Attention, X: Tensor, dtype: torch.dtype, sources: tuple[str,
         value_errors = largest_error(values, dtype).norm(dim=-1)
 
     def rows(values: Tensor, value_errors: Tensor) -> Tensor:
-        """Root of the sum of squares of b_i: (heads,)."""
+        """Return the root of the sum of squares of b_i: (heads,)."""
         spread, reach = spread_and_reach(log_p, values)
         moved = torch.tanh(oscillation / 4)  # largest change of the probability of a set of keys
         shift = torch.sinh((oscillation / 2).clamp(max=700.0)) * spread
@@ -165,14 +165,14 @@ def _at(attention: Attention, X: Tensor, dtype: torch.dtype, sources: tuple[str,
 
 
 def largest_error(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """How far rounding to the nearest can move each entry: half the spacing, zero for a zero.
+    """Return how far rounding can move each entry: half the spacing, or zero for a zero.
 
     Raises
     ------
     TypeError
-        If ``dtype`` is no floating-point format.
+        If ``dtype`` is not a floating-point format.
     ValueError
-        If an entry is larger than what the format holds, or not finite.
+        If an entry is larger than the format allows, or not finite.
 
     Examples
     --------
@@ -184,7 +184,7 @@ def largest_error(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _smallest(dtype: torch.dtype) -> float:
-    """The smallest positive number: below the smallest normal one the spacing stays as it is."""
+    """Return the smallest positive number; all numbers below the normal ones have this spacing."""
     info = _format(dtype)
     return info.eps * info.smallest_normal
 

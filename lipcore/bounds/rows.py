@@ -1,9 +1,9 @@
-r"""How long one row of the Jacobian can be: "one row decides" (chapter 18).
+r"""The largest norm of one row of the Jacobian, without the term of its own query.
 
-Mixing and others' keys together send H to :math:`V\sum_jP_{ij}T_{ij}^\top h_j` with
-:math:`T_{ij}g = g + (g\cdot(x_j-m_i))\,Ax_i`. As :math:`\sum_jP_{ij}(x_j-m_i) = 0`, the cross term
-of the square drops out, and :math:`1 + a` becomes :math:`\sqrt{1+a^2}`; the worst row of all is one
-of two tokens.
+Mixing and others' keys (the key term) together send H to :math:`V\sum_jP_{ij}T_{ij}^\top h_j` with
+:math:`T_{ij}g = g + (g\cdot(x_j-m_i))\,Ax_i`. Since :math:`\sum_jP_{ij}(x_j-m_i) = 0`, the cross
+term of the square vanishes, and :math:`1 + a` becomes :math:`\sqrt{1+a^2}`. Among all rows, the
+largest norm is that of a row with two tokens.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lipcore.bounds._logarithms import exp, finish, log_add, log_one_plus, small
 
 
 def torn_peak(a: float, *, log: bool = False) -> float:
-    r"""The G(a) for which n rows have norm at most √(nG(a)) (:prf:ref:`thm-every-row`).
+    r"""Return the G(a) for which n rows have norm at most √(nG(a)) (:prf:ref:`thm-every-row`).
 
     .. math:: G(a) = \max_{0\le w\le1} w^2(1+2a(1-w))^2 + (1-w)^2(1-2aw)^2
         = \begin{cases} 1 & a \le \frac12 \\
@@ -34,14 +34,14 @@ def torn_peak(a: float, *, log: bool = False) -> float:
 
 
 def two_dirac_peak(a: float, *, log: bool = False) -> float:
-    r"""The F(a) for which all rows have norm at most e^a√F(a) (:prf:ref:`thm-every-row`).
+    r"""Return the F(a) for which all rows have norm at most e^a√F(a) (:prf:ref:`thm-every-row`).
 
     .. math:: F(a) = \max_{0\le w\le 1} \Big(1-w+\frac w\kappa\Big)
         \Big( w\,(1+2a(1-w))^2 + \frac{(1-w)(1-2aw)^2}{\kappa} \Big), \qquad \kappa = e^{2a}
 
-    For :math:`A=-\gamma I` two antipodal Diracs reach :math:`e^a\sqrt F`, so that no smaller F will
-    do; as a grows, :math:`F \sim \frac{27}{64}a^2`. The tests enclose the maximum by interval
-    arithmetic: what is returned is above it, by a relative 2e-13 at most.
+    For :math:`A=-\gamma I` two antipodal Diracs reach :math:`e^a\sqrt F`, so that no smaller F is
+    possible; as a grows, :math:`F \sim \frac{27}{64}a^2`. The tests enclose the maximum by interval
+    arithmetic: the returned number is above it, by a relative 2e-13 at most.
 
     Examples
     --------
@@ -64,18 +64,18 @@ def two_dirac_peak(a: float, *, log: bool = False) -> float:
 
 
 def log_torn(log_a: float) -> float:
-    """log G(a) for every a: far out G is a²/2 to all digits."""
+    """Return log G(a) for every a; for large a, G is a²/2 to all digits."""
     return torn_peak(exp(log_a), log=True) if log_a < 300 else 2 * log_a - math.log(2)
 
 
 def log_two_dirac(log_a: float) -> float:
-    """log κF(a) for every a: far out F is lost beside κ."""
+    """Return log κF(a) for every a; for large a, F vanishes beside κ."""
     a = exp(log_a)
     return math.inf if a == math.inf else 2 * a + two_dirac_peak(min(a, 1e300), log=True)
 
 
 def log_seen(n: int, log_across: float) -> float:
-    r"""log √n(1 + √2 M_n + ω/√2) for ‖V‖ = 1; ω is what V sees across (:prf:ref:`thm-every-seen`).
+    r"""Return log √n(1 + √2 M_n + ω/√2), ‖V‖ = 1, ω what V sees across (:prf:ref:`thm-every-seen`).
 
     .. math:: M_n = \max_{0\le p\le1} p(1-p)\Big(\log\frac p{1-p} + \log(n-1)\Big)
         \le \tfrac14\,(1 + \log n)
@@ -90,7 +90,7 @@ def log_seen(n: int, log_across: float) -> float:
 
 
 def log_rows(n: int | None, log_a: float, log_columns: float) -> float:
-    r"""log √n ρ, the theorem's least of three: (1+a²)·(largest column sum), nG(a), κF(a)."""
+    r"""Return log √n ρ, the least of (1+a²)·(largest column sum), nG(a) and κF(a), halved."""
     entries = [log_one_plus(2 * log_a) + log_columns, log_two_dirac(log_a)]
     if n is not None:
         entries.append(math.log(n) + log_torn(log_a))

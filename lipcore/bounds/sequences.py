@@ -1,6 +1,6 @@
-r"""Upper bounds for n tokens in the ball: chapter 5 (general, unified), chapter 18 (sharp forms).
+r"""Upper bounds for n tokens in the ball: the general bound, the unified bound and its sharp forms.
 
-The sizes that they take, and what they refuse, are said once in :mod:`lipcore.bounds`.
+The module :mod:`lipcore.bounds` says which sizes they take, and what they refuse.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lipcore.bounds.rows import log_rows, log_torn
 def general_upper(
     *, n: int, radius: float, norm_a: float, norm_v: float, log: bool = False
 ) -> float:
-    r"""The published bound of Castin, Ablin & Peyré 2024 (:prf:ref:`thm-upper-general`).
+    r"""Return the general bound of Castin, Ablin & Peyré 2024 (:prf:ref:`thm-upper-general`).
 
     .. math:: \mathrm{Lip}(f|B_R^n) \le \sqrt3\, \|V\|_2 \big( \|A\|_2^2 R^4 (4n+1) + n \big)^{1/2}
 
@@ -43,20 +43,20 @@ def general_upper(
 
 
 def log_general(n: int, log_a: float) -> float:
-    """log( √3 (a²(4n+1) + n)^{1/2} )."""
+    """Return log( √3 (a²(4n+1) + n)^{1/2} )."""
     return (math.log(3) + log_add(2 * log_a + math.log(4 * n + 1), math.log(n))) / 2
 
 
 def unified_upper(
     *, n: int, radius: float, norm_a: float, norm_v: float, log: bool = False
 ) -> float:
-    r"""One bound for every regime (:prf:ref:`thm-upper-unified`).
+    r"""Return the unified bound, for short and long inputs at once (:prf:ref:`thm-upper-unified`).
 
     .. math:: \mathrm{Lip}(f|B_R^n) \le
         \|V\|_2 \Big( \sqrt{(1+a^2)\, \tfrac{n\kappa}{n+\kappa-1}} + a \Big)
 
-    It grows as √n for n ≪ κ and stops at the mean-field bound for n ≫ κ. It knows A by its norm
-    alone; with A itself, see :func:`unified_upper_rate`.
+    It grows as √n for n ≪ κ and stops at the mean-field bound for n ≫ κ. It depends on A through
+    its norm alone; :func:`unified_upper_rate` uses A itself.
 
     Examples
     --------
@@ -72,12 +72,13 @@ def unified_upper(
 def unified_upper_sharp(
     *, n: int, radius: float, norm_a: float, norm_v: float, log: bool = False
 ) -> float:
-    r"""Mixing and others' keys bounded as one row (:prf:ref:`thm-every-row`).
+    r"""Return the unified bound with mixing and others' keys as one row (:prf:ref:`thm-every-row`).
 
     .. math:: \mathrm{Lip}(f|B_R^n) \le \|V\|_2 \Big( \min\Big( (1+a^2)\frac{n\kappa}{n+\kappa-1},\;
         n\,G(a),\; \kappa F(a) \Big)^{1/2} + a \Big)
 
-    with G of :func:`torn_peak` and F of :func:`two_dirac_peak`: never above :func:`unified_upper`.
+    with G of :func:`torn_peak` and F of :func:`two_dirac_peak`. Others' keys is the key term of the
+    Jacobian. The bound is never above :func:`unified_upper`.
 
     Examples
     --------
@@ -90,7 +91,7 @@ def unified_upper_sharp(
 
 
 def torn_upper(*, n: int, radius: float, norm_a: float, norm_v: float, log: bool = False) -> float:
-    r"""The second entry of :prf:ref:`thm-every-row`, for n ≪ κ: it holds for every mask.
+    r"""Return the second entry of :prf:ref:`thm-every-row`, for torn queries, n ≪ κ and every mask.
 
     .. math:: \mathrm{Lip}(f|B_R^n) \le \|V\|_2 \big( \sqrt{n\,G(a)} + a \big),
         \qquad G \sim \tfrac12 a^2
@@ -111,15 +112,15 @@ def torn_upper(*, n: int, radius: float, norm_a: float, norm_v: float, log: bool
 def unified_upper_rate(
     *, n: int, A: Tensor, radius: float, norm_v: float, log: bool = False
 ) -> float:
-    r"""One bound for every regime and every head, by its score gap (:prf:ref:`thm-every`).
+    r"""Return the unified bound for a given A, by its score gap (:prf:ref:`thm-every`).
 
     .. math:: \mathrm{Lip}(f|B_R^n) \le \|V\|_2 \big( \sqrt{(1+a^2)\,S} + a \big), \qquad
         S = \min\Big( e^{g^*},\; \frac{\kappa}{n+\kappa-1}
         + \frac{(n-1)\,e^{g^*}}{n-1+e^{g^*}} \Big)
 
-    with :math:`g^* = g_AR^2`, at most 2a (:func:`score_gap`): never above :func:`unified_upper`.
-    For V = I, d ≥ 2 and n ≥ 3 it is right up to a universal factor (:prf:ref:`thm-every-rate`).
-    A : Tensor, shape (d, d).
+    with :math:`g^* = g_AR^2`, at most 2a (:func:`score_gap`). It is never above
+    :func:`unified_upper`. For V = I, d ≥ 2 and n ≥ 3 it is right up to a universal factor
+    (:prf:ref:`thm-every-rate`). The argument A is a Tensor of shape (d, d).
 
     Examples
     --------

@@ -1,1 +1,1 @@
-"""The book's own laboratory: what its chapters measure, search, attack and draw."""
+"""The book's laboratory: what only its chapters need, to measure, search, attack and draw."""

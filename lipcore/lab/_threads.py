@@ -1,4 +1,4 @@
-"""Work on one thread, for sums in one order and for matrices too small to be shared out."""
+"""Work on one thread, so that sums have one order and small matrices are not shared out."""
 
 from __future__ import annotations
 

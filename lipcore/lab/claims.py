@@ -1,4 +1,4 @@
-"""What a page of the book claims and what it has checked, with the evidence.
+"""What a page of the book claims and has checked, with the evidence.
 
 A page that proves, checks or refutes something ends a cell with a :class:`Claim`. The claim refuses
 evidence that contradicts it. A cell that only compares ends with a :class:`Checked`, one sentence.
@@ -34,7 +34,7 @@ MIME_TYPE = "application/vnd.lipcore.claim+json"
 CHECKED_TYPE = "application/vnd.lipcore.checked+json"
 STATUSES = ("enclosed", "proved", "checked", "fails", "open")  # from the strongest down
 SOURCES = ("paper", "book")  # or the key of a work in the bibliography
-RATIO_TOLERANCE = 1e-9  # relative rounding error allowed to a ratio that should not pass 1
+RATIO_TOLERANCE = 1e-9  # allowed relative rounding error of a ratio that should not pass 1
 
 _KEY = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _CITATION = re.compile(r"[a-z]+[0-9]{4}[a-z0-9]*")

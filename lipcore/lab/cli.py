@@ -19,7 +19,7 @@ _DESCRIPTION = (
     "finished, and the same command takes up where it was stopped. The table is "
     "FOLDER/table.parquet."
 )
-#: Arguments of lipcore.lab.sweep.grid, which a plan has too, and the options that set them.
+#: Arguments of lipcore.lab.sweep.grid, which a plan can set too, and the options that set them.
 _GRID = {
     "models": "--model",
     "lengths": "--n",
@@ -98,7 +98,7 @@ def _executor(workers: int):
 
 
 def _cells(arguments: argparse.Namespace) -> list:
-    """Cells that the options span, or the plan."""
+    """Return the cells that the options span, or those of the plan."""
     from lipcore.lab.sweep import grid, read_plan
 
     given = {name: getattr(arguments, name) for name in _GRID if hasattr(arguments, name)}
@@ -113,7 +113,7 @@ def _cells(arguments: argparse.Namespace) -> list:
 
 
 def _check(cells: list) -> None:
-    """Refuse a text, layer, head or length that cannot be had, before anything runs."""
+    """Refuse a text, layer, head or length that is not available, before anything runs."""
     from lipcore.models.texts import load_text
 
     for text in dict.fromkeys(cell.text for cell in cells):
@@ -128,7 +128,7 @@ def _check(cells: list) -> None:
 
 
 def _export(table, arguments: argparse.Namespace) -> None:
-    """Write the small copy, which knows how it was made."""
+    """Write the small copy, with a note of how it was made."""
     from lipcore.lab.sweep import export
     from lipcore.models.measure import versions
     from lipcore.models.texts import load_text

@@ -7,14 +7,14 @@ from torch import Tensor
 
 from lipcore.models.language_model import LanguageModel
 
-#: What is taken from the model or its text, and what is left; ``""`` is the text as it is.
+#: The controls: what they take from the model or its text; ``""`` is the text as it is.
 CONTROLS = ("", "shuffled", "uniform", "repeated", "permuted")
 
 
 def control_tokens(
     ids: Tensor, control: str, *, vocab_size: int, generator: torch.Generator
 ) -> Tensor:
-    """A text of the same length without what the control takes from it.
+    """Return a text of the same length without what the control takes from it.
 
     Parameters
     ----------
@@ -51,8 +51,8 @@ def control_tokens(
 def permute_scores(model: LanguageModel, *, generator: torch.Generator) -> None:
     """Put the entries of every layer's query and key matrices in a random order, in place.
 
-    Their size and their distribution stay; what the model has learnt to look at is lost. Values,
-    the other layers and the embeddings stay as they are.
+    Their size and their distribution stay, and what the model has learnt to attend to is lost.
+    Values, the other layers and the embeddings stay as they are.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def permute_scores(model: LanguageModel, *, generator: torch.Generator) -> None:
 
 
 def check_control(control: str) -> str:
-    """Return the name of a control, or raise ValueError if there is no such."""
+    """Return the name of a control, or raise a ValueError if it is unknown."""
     if control not in CONTROLS:
         named = ", ".join(map(repr, CONTROLS))
         raise ValueError(f"control: expected one of {named}, got {control!r}")

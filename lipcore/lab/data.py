@@ -1,4 +1,4 @@
-"""The small tables that are kept with the book, so that its pages need not measure them anew."""
+"""The small tables that are kept with the book, so that its pages need not measure them again."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import lipcore
 
 
 def stored_file(name: str, command: str) -> Path:
-    """Find a table that is kept with the book: in the repository, or in the installed package.
+    """Return the path of a table kept with the book, in the repository or the installed package.
 
     Parameters
     ----------
     name : str
-        Of the file in ``book/data``.
+        The name of the file in ``book/data``.
     command : str
-        What makes it, for the message if it is missing.
+        The command that makes it, for the message if it is missing.
 
     Returns
     -------

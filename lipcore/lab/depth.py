@@ -33,11 +33,11 @@ class Model(NamedTuple):
     Parameters
     ----------
     after : tuple of str
-        What runs after its blocks.
+        Submodules that run after its blocks.
     read : int
         The output token that stands for the whole input: the last word, or the class token.
     photographs : tuple of str
-        What it looks at; a model without them reads the text.
+        The photographs that it is measured on; a model without them reads the text.
     """
 
     after: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ MODELS = {
     "smollm2": Model(after=("norm",)),
     "vit": Model(after=("layernorm",), read=0, photographs=("chelsea", "coffee", "rocket")),
 }
-#: How many inputs, tokens of text in each, and patches along the side of a photograph.
+#: Numbers of inputs, of tokens of text in each, and of patches along the side of a photograph.
 INPUTS = 3
 LENGTH = 16
 SIDE = 4
@@ -59,7 +59,7 @@ TOLERANCE = 1e-3
 
 
 class Product(LinearOperator):
-    """The product of operators, the first of which is applied first.
+    """The product of operators, of which the first is applied first.
 
     Examples
     --------
@@ -75,20 +75,20 @@ class Product(LinearOperator):
         self.factors = list(factors)
 
     def matvec(self, H: Tensor) -> Tensor:
-        """Each factor in turn."""
+        """Apply each factor in turn."""
         for J in self.factors:
             H = J.matvec(H)
         return H
 
     def rmatvec(self, G: Tensor) -> Tensor:
-        """Each transposed factor, from the last to the first."""
+        """Apply each transposed factor, from the last to the first."""
         for J in reversed(self.factors):
             G = J.rmatvec(G)
         return G
 
 
 class Branch(LinearOperator):
-    """J − I: what a residual block adds to its input.
+    """The operator J − I, the derivative of what a residual block adds to its input.
 
     Examples
     --------
@@ -102,16 +102,16 @@ class Branch(LinearOperator):
         self.operator = J
 
     def matvec(self, H: Tensor) -> Tensor:
-        """J[H] − H."""
+        """Return J[H] − H."""
         return self.operator.matvec(H) - H
 
     def rmatvec(self, G: Tensor) -> Tensor:
-        """Jᵀ[G] − G."""
+        """Return Jᵀ[G] − G."""
         return self.operator.rmatvec(G) - G
 
 
 def chain(model: nn.Module, *after: str, **inputs) -> list[Captured]:
-    """The blocks of a running model as maps, in the order of running; each feeds the next.
+    """Return the blocks of a running model as maps, in the order of running; each feeds the next.
 
     Parameters
     ----------
@@ -119,12 +119,12 @@ def chain(model: nn.Module, *after: str, **inputs) -> list[Captured]:
     *after : str
         Submodules that run after the blocks, such as a last normalisation.
     **inputs
-        What the model is called with: one sequence.
+        The inputs of the model, for one sequence.
 
     Raises
     ------
     ValueError
-        If what a block puts out is not what enters the next.
+        If the output of a block is not what enters the next.
     """
     module = module_of(model)
     maps = [captured(call) for call in record(module, [*blocks(module), *after], **inputs)]
@@ -135,12 +135,12 @@ def chain(model: nn.Module, *after: str, **inputs) -> list[Captured]:
 
 
 def jacobians(maps: Sequence[Captured]) -> list[AutogradJacobian]:
-    """The Jacobian of each block at what enters it."""
+    """Return the Jacobian of each block at what enters it."""
     return [AutogradJacobian(fn, fn.X) for fn in maps]
 
 
 def places(count: int) -> list[int]:
-    """Stacks of the first k of so many blocks that are measured: about ten, with the last.
+    """Return the numbers k of first blocks that are measured together: about ten, with the last.
 
     Examples
     --------
@@ -151,13 +151,13 @@ def places(count: int) -> list[int]:
 
 
 def norms_up_to(factors: Sequence[LinearOperator], tol: float = TOLERANCE) -> Tensor:
-    """σ of the first k factors together, for k in :func:`places`: of one sequence."""
+    """Return σ of the first k factors together, for k in :func:`places`, of one sequence."""
     stacks = [Product(factors[:k]) for k in places(len(factors))]
     return torch.cat([spectral_norm(stack, tol=tol).value for stack in stacks])
 
 
 def along(factors: Sequence[LinearOperator], H: Tensor) -> list[Tensor]:
-    """A move of the first input, and what each factor in turn makes of it: L + 1 moves."""
+    """Return a move of the first input, and its image under each factor in turn: L + 1 moves."""
     moves = [H]
     for J in factors:
         moves.append(J.matvec(moves[-1]))
@@ -167,10 +167,10 @@ def along(factors: Sequence[LinearOperator], H: Tensor) -> list[Tensor]:
 def through(
     model: nn.Module, *after: str, read: int = -1, tol: float = TOLERANCE, **inputs
 ) -> dict:
-    """What the chapter shows of one sequence: numbers of each block, and of the whole.
+    """Return what the chapter shows of one sequence: numbers of each block, and of the whole.
 
-    Parameters are those of :func:`chain`; what runs after the blocks counts as a block, and
-    ``read`` is the one output token that is read.
+    Parameters are those of :func:`chain`; submodules that run after the blocks count as a block,
+    and ``read`` is the one output token that is read.
 
     Returns
     -------
@@ -218,7 +218,7 @@ def through(
 
 
 def product_and_whole(model: nn.Module, *after: str, tol: float = TOLERANCE, **inputs) -> dict:
-    """The product of the σ of the blocks, and σ of all of them together: of one sequence.
+    """Return the product of the σ of the blocks, and σ of all together, for one sequence.
 
     Parameters are those of :func:`chain`.
     """
@@ -229,7 +229,7 @@ def product_and_whole(model: nn.Module, *after: str, tol: float = TOLERANCE, **i
 
 
 def inputs_of(name: str, model: nn.Module) -> list[dict[str, Tensor]]:
-    """What a model is called with: pieces of the text, or photographs, each alone."""
+    """Return the inputs of a model: pieces of the text, or photographs, each alone."""
     if shown := MODELS[name].photographs:
         photos = photographs()
         squares = [patches(photos[photo].double(), SIDE) for photo in shown]
@@ -239,7 +239,7 @@ def inputs_of(name: str, model: nn.Module) -> list[dict[str, Tensor]]:
 
 
 def measured(name: str) -> dict:
-    """One row of the stored table, in float64: ``again`` has the other inputs."""
+    """Return one row of the stored table, in float64; ``again`` is for the other inputs."""
     model = load(name, dtype=torch.float64)
     kept = MODELS[name]
     first, *others = inputs_of(name, model)
@@ -249,7 +249,7 @@ def measured(name: str) -> dict:
 
 
 def stored() -> list[dict]:
-    """The rows that are kept with the book."""
+    """Return the rows that are kept with the book."""
     file = stored_file("depth.json", "make depth")
     return json.loads(file.read_text(encoding="utf8"))["rows"]
 
@@ -267,7 +267,7 @@ def main(path: str) -> None:
 
 
 def _rounded(value, digits: int = 6):
-    """Numbers with so many digits."""
+    """Round numbers to this many digits."""
     if isinstance(value, dict):
         return {key: _rounded(part, digits) for key, part in value.items()}
     if isinstance(value, list):

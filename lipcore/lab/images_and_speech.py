@@ -1,4 +1,4 @@
-"""Constants of a model of images and of one of speech: measured once, stored, with controls."""
+"""Constants of a model of images and of one of speech, measured once and stored, with controls."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ from lipcore.spectral import local_lipschitz
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Patches along a side of the image, and how many of the photographs are measured there.
+#: Numbers of patches along a side of the image, and how many photographs are measured there.
 SIDES = dict.fromkeys((2, 3, 4, 6, 8, 11, 16, 24), 10)
-#: Frames of 20 ms, and how many pieces of the recording are measured.
+#: Numbers of frames of 20 ms, and how many pieces of the recording are measured.
 FRAMES = {4: 8, 8: 8, 16: 8, 32: 8, 64: 8, 128: 8, 256: 4, 512: 2, 1024: 1, 1500: 1}
 #: The same for the controls.
 CONTROL_SIDES = dict.fromkeys((2, 4, 8, 11), 4)
 CONTROL_FRAMES = {8: 4, 32: 4, 128: 4, 256: 2}
-#: What the models are shown in place of a photograph or of speech.
+#: The controls that are shown to the models in place of a photograph or of speech.
 CONTROLS = {
     "vit": ("shuffled", "spectrum", "uniform", "repeated", "weights"),
     "whisper": ("shuffled", "uniform", "repeated", "silence", "weights"),
@@ -64,7 +64,7 @@ _TOLERANCE = 5e-3
 
 @dataclass(frozen=True)
 class Cell:
-    """One model at one length, on what it was made for or on a control.
+    """One model at one length, on its own kind of input or on a control.
 
     Attributes
     ----------
@@ -84,7 +84,7 @@ class Cell:
 
 
 def plan() -> list[Cell]:
-    """Every cell of the stored table.
+    """Return every cell of the stored table.
 
     Examples
     --------
@@ -103,7 +103,7 @@ def plan() -> list[Cell]:
 
 
 def shuffled(signal: Tensor, size: Sequence[int], generator: torch.Generator) -> Tensor:
-    """A signal (bands, …) cut into blocks of a size, put together in a random order.
+    """Return a signal (bands, …) cut into blocks of a size and put together in a random order.
 
     Examples
     --------
@@ -117,20 +117,20 @@ def shuffled(signal: Tensor, size: Sequence[int], generator: torch.Generator) ->
 
 
 def repeated(signal: Tensor, size: Sequence[int], generator: torch.Generator) -> Tensor:
-    """One of a signal's blocks, drawn at random, in the place of all of them."""
+    """Return a signal in which one of its blocks, drawn at random, replaces all of them."""
     blocks = _blocks(signal, size)
     chosen = torch.randint(len(blocks), (1,), generator=generator)
     return _joined(blocks[chosen].expand_as(blocks), signal, size)
 
 
 def uniform(signal: Tensor, generator: torch.Generator) -> Tensor:
-    """Independent values, uniform between the least and the largest of the signal."""
+    """Return independent values, uniform between the least and the largest of the signal."""
     low, high = signal.aminmax()
     return low + (high - low) * torch.rand(signal.shape, generator=generator).to(signal)
 
 
 def same_spectrum(image: Tensor, generator: torch.Generator) -> Tensor:
-    """Noise with the image's amplitude at every frequency, in every colour: random phases.
+    """Return noise with the image's amplitude at every frequency, in every colour.
 
     Examples
     --------
@@ -152,7 +152,7 @@ def same_spectrum(image: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def with_permuted_weights(model: LoadedModel, generator: torch.Generator) -> LoadedModel:
-    """The model with the entries of every matrix of its blocks in a random order."""
+    """Return the model with the entries of every matrix of its blocks in a random order."""
     mixed = copy.deepcopy(model.model)
     for module in mixed.modules():
         if isinstance(module, nn.Linear):
@@ -163,14 +163,14 @@ def with_permuted_weights(model: LoadedModel, generator: torch.Generator) -> Loa
 
 
 def _blocks(signal: Tensor, size: Sequence[int]) -> Tensor:
-    """(bands, a, b) → (blocks, bands, …): blocks of the size given for the last dimensions."""
+    """Cut (bands, a, b) into (blocks, bands, …), blocks of the given size."""
     for dim, edge in enumerate(size, 1):
         signal = signal.unfold(dim, edge, edge)
     return signal.flatten(1, len(size)).transpose(0, 1)
 
 
 def _joined(blocks: Tensor, signal: Tensor, size: Sequence[int]) -> Tensor:
-    """The inverse of :func:`_blocks`."""
+    """Return the signal of which :func:`_blocks` gave the blocks."""
     counts = [whole // edge for whole, edge in zip(signal.shape[1:], size, strict=True)]
     parts = blocks.transpose(0, 1).unflatten(1, counts)
     steps = len(size)
@@ -179,19 +179,19 @@ def _joined(blocks: Tensor, signal: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def attentions(model: LoadedModel, **inputs) -> list[Attention]:
-    """The attention layers of a model, read out and verified where it runs on the inputs."""
+    """Return the attention layers of a model, read out and verified on the inputs."""
     names = attention_modules(module_of(model))
     return [read(captured(call)) for call in record(model, names, **inputs)]
 
 
 def entering(model: LoadedModel, **inputs) -> list[Tensor]:
-    """What enters each attention layer of a model: as many tensors (count, n, d)."""
+    """Return what enters each attention layer of a model, tensors (count, n, d)."""
     calls = record(model, attention_modules(module_of(model)), **inputs)
     return [next(iter(call.tensors().values())) for call in calls]
 
 
 def predictors(layer: Attention, X: Tensor) -> dict[str, Tensor]:
-    r"""What the attention weights say of σ (:prf:ref:`thm-why-lever`), by member of the batch.
+    r"""Return what the weights predict of each member's σ (:prf:ref:`thm-why-lever`).
 
     Returns
     -------
@@ -212,7 +212,7 @@ def predictors(layer: Attention, X: Tensor) -> dict[str, Tensor]:
 
 
 def measure_tokens(layer: Attention, X: Tensor) -> list[dict]:
-    """σ, where its worst direction is, its three terms, and what predicts it: one row a member.
+    """Return σ, where its worst direction is, its three terms and predictors, one row per member.
 
     ``first`` is the share of the first token in the energy of the worst direction, ``place`` the
     token with the largest share, and ``largest`` that share.
@@ -232,9 +232,9 @@ def measure_tokens(layer: Attention, X: Tensor) -> list[dict]:
 
 
 def measure(cell: Cell, chosen: Sequence[int] | None = None) -> list[dict]:
-    """The rows of one cell: one a layer and a photograph, or piece of the recording.
+    """Return the rows of one cell, one for each layer and photograph or piece of the recording.
 
-    With ``chosen``, of these layers only.
+    With ``chosen``, the rows are of these layers only.
     """
     with one_thread(), torch.no_grad():
         model, inputs = _shown(cell)
@@ -250,7 +250,7 @@ def measure(cell: Cell, chosen: Sequence[int] | None = None) -> list[dict]:
 
 
 def _layers(model: LoadedModel, inputs: dict[str, Tensor]) -> list[Attention]:
-    """The layers, verified on a small input: they do not depend on it."""
+    """Return the layers, verified on a small input, on which they do not depend."""
     ((name, signal),) = inputs.items()
     if name == "pixel_values":
         return attentions(model, **{name: signal[:1, :, : 2 * PATCH, : 2 * PATCH]})
@@ -263,7 +263,7 @@ def _model(name: str) -> LoadedModel:
 
 
 def _shown(cell: Cell) -> tuple[LoadedModel, dict[str, Tensor]]:
-    """The model, and what it is called with."""
+    """Return the model, and its inputs."""
     model = _model(cell.model)
     generator = torch.Generator().manual_seed(cell.length)
     if cell.shown == "weights":
@@ -287,7 +287,7 @@ def _shown(cell: Cell) -> tuple[LoadedModel, dict[str, Tensor]]:
 
 
 def _pieces(cell: Cell) -> Iterator[Tensor]:
-    """Pieces of the recording, evenly spaced over the part in which people speak."""
+    """Yield pieces of the recording, evenly spaced over the part in which people speak."""
     sound = speech()
     heard = spectrogram(0 * sound if cell.shown == "silence" else sound)
     first, last = _SPOKEN
@@ -298,7 +298,7 @@ def _pieces(cell: Cell) -> Iterator[Tensor]:
 
 
 def stored() -> pd.DataFrame:
-    """The measurements kept with the book, as :func:`measure` returns them.
+    """Return the measurements that are kept with the book, as :func:`measure` returns them.
 
     Raises
     ------

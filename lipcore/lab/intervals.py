@@ -1,9 +1,9 @@
-r"""What interval arithmetic says of attention in a ball: baselines for the book's certificate.
+r"""Bounds of attention in a ball by interval arithmetic, as baselines for the book's certificate.
 
-Both work on boxes, as neural network verifiers do: :func:`interval_change` propagates intervals
-from layer to layer, :func:`vertex_change` takes the exact range of a weighted mean of values over
-a box of scores, which is attained at a vertex (Davoodi & Rezazadeh 2026). Written anew for layers
-without rotary positions.
+Both functions work on boxes, as neural network verifiers do. :func:`interval_change` propagates
+intervals from step to step. :func:`vertex_change` takes the exact range of a weighted mean of
+values over a box of scores, which is attained at a vertex (Davoodi & Rezazadeh 2026). They are
+written independently for layers without rotary positions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lipcore.masks import mask_scores_
 
 
 def interval_change(attention: Attention, X: Tensor, radius: float) -> Tensor:
-    """Bound of ‖f(Y) − f(X)‖_F if no token moves further than ``radius``, by intervals alone.
+    """Return a bound of ‖f(Y) − f(X)‖_F by intervals, if no token moves further than ``radius``.
 
     Queries, keys and values lie in boxes around those at X (n, d); scores, weights and means
     follow by interval arithmetic.
@@ -44,7 +44,9 @@ def interval_change(attention: Attention, X: Tensor, radius: float) -> Tensor:
 
 
 def vertex_change(attention: Attention, X: Tensor, radius: float) -> Tensor:
-    """The same with scores' boxes from the ball itself, and the exact range of means over them.
+    """Return a bound of ‖f(Y) − f(X)‖_F by the exact range of means over boxes of scores.
+
+    The boxes come from the ball itself, in which no token moves further than ``radius``.
 
     Examples
     --------
@@ -68,11 +70,11 @@ def vertex_change(attention: Attention, X: Tensor, radius: float) -> Tensor:
 
 
 def largest_mean(low: Tensor, high: Tensor, values: Tensor) -> Tensor:
-    r"""Largest :math:`\sum_j p_j v_j` over softmax weights p of scores in a box.
+    r"""Return the largest :math:`\sum_j p_j v_j` over softmax weights p of scores in a box.
 
-    It is attained where the scores of the largest values are as high as they can be, and the
-    others as low: n thresholds are tried. low, high : Tensor, (…, m, n); values : Tensor,
-    (…, n, p); returned: shape (…, m, p).
+    It is attained where the scores of the largest values are as high as possible, and the others as
+    low as possible, so that n thresholds are tried. ``low`` and ``high`` have shape (…, m, n),
+    ``values`` has shape (…, n, p), and the result has shape (…, m, p).
 
     Examples
     --------
@@ -98,7 +100,7 @@ def largest_mean(low: Tensor, high: Tensor, values: Tensor) -> Tensor:
 
 
 def _weights(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """Exact range of each softmax weight over a box of scores (…, n)."""
+    """Return the exact range of each softmax weight over a box of scores (…, n)."""
     shift = high.amax(-1, keepdim=True)
     down = (low - shift).exp()
     up = (high - shift).exp()
@@ -108,7 +110,7 @@ def _weights(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _joined(attention: Attention, deviation: Tensor) -> Tensor:
-    """‖·‖_F of the layer from the largest deviations (heads, n, p) of its heads."""
+    """Return ‖·‖_F of the layer from the largest deviations (heads, n, p) of its heads."""
     alone = deviation.flatten(1).norm(dim=1)
     left = output_roots(attention)
     if left is None:

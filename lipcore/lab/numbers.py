@@ -17,7 +17,7 @@ _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def decimal(x: float, digits: int = 2) -> str:
-    """Return a number with so many digits after the point.
+    """Return a number with the given number of digits after the point.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ def decimal(x: float, digits: int = 2) -> str:
     Returns
     -------
     str
-        What rounds to zero has no sign.
+        The number; one that rounds to zero has no sign.
 
     Raises
     ------
@@ -58,7 +58,7 @@ def power(x: float, digits: int = 0) -> str:
     Returns
     -------
     str
-        Without a power of ten where the power is zero.
+        The number; without a power of ten where the power is zero.
 
     Raises
     ------

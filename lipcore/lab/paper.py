@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-#: Lengths of the paper, by text.
+#: The lengths of the paper, by text.
 LENGTHS = {"alice": range(2, 99, 2), "ag_news": range(2, 503, 10)}
-#: Lengths of the worst-case inputs.
+#: The lengths of the worst-case inputs.
 CROWDS = range(2, 98, 5)
 
 
@@ -108,25 +108,24 @@ def redo(
 
     Parameters
     ----------
-    folder : path
-        Gets ``encoder``, ``masked`` and ``adversarial`` as SVG and PNG, and ``table.csv``. What was
-        measured is kept in it, so that a second call takes up where one stopped.
+    It receives ``encoder``, ``masked`` and ``adversarial`` as SVG and PNG, and ``table.csv``.
+    Measurements are kept in it, so that a second call continues where one stopped.
     instead : mapping, optional
         Models or texts in place of those of the paper: names or folders, names or files.
     every : int
-        Only every so many of the paper's lengths, and the greatest.
+        With k, only every k-th of the paper's lengths, and the greatest, are measured.
     progress : bool
 
     Returns
     -------
     pandas.DataFrame
-        One row a panel or head: the published curve, the exponents that were found, and the
+        One row for each panel or head: the published curve, the exponents that were found, and the
         geometric mean of each quantity at the greatest length.
 
     Raises
     ------
     ConnectionError
-        If weights or a text cannot be had: before anything is measured.
+        If weights or a text are not available; it is raised before anything is measured.
     ValueError, ImportError
         If a replacement cannot be used, or a text needs a package.
     RuntimeError
@@ -173,7 +172,7 @@ def _cells(panel: Panel, instead: dict[str, str], every: int) -> list[Cell]:
 
 
 def _some(lengths: Sequence[int], every: int) -> list[int]:
-    """Every so many lengths, and the last."""
+    """Return every so many lengths, and the last."""
     return sorted({*lengths[:: check_count("every", every)], lengths[-1]})
 
 
@@ -182,7 +181,7 @@ _Values = tuple[list[int], list[np.ndarray], list[np.ndarray]]
 
 
 def _chosen(table: pd.DataFrame, cells: Sequence[Cell]) -> _Values:
-    """The values of some cells."""
+    """Return the values of some cells."""
     own = ["model", "layer", "text", "decoder"]
     rows = table[(table[own] == [getattr(cells[0], name) for name in own]).all(axis=1)]
     lengths = [cell.n for cell in cells]
@@ -194,7 +193,7 @@ _QUANTITIES = ("sigma", "released")
 
 
 def _worst(head: Head, instead: dict[str, str], every: int) -> _Values:
-    """Constant and released quantity of a head on a crowd and on eigenvector inputs."""
+    """Return constant and released quantity of a head on a crowd and on eigenvector inputs."""
     name = instead.get(head.model, head.model)
     model = models.load(name, decoder=head.decoder)
     attention = model.attention(head.layer, head=head.head, output_projection=False)
@@ -228,13 +227,13 @@ def _row(what: Panel | Head, values: _Values, exponent, prefactor) -> dict:
 
 
 def _growth(drawn: dict[Panel, _Values]) -> Figure:
-    """Both quantities over the length, a panel each."""
+    """Draw both quantities over the length, with a panel for each."""
     curves = {panel: (panel.exponent, panel.prefactor) for panel in drawn}
     return _draw({panel.title: values for panel, values in drawn.items()}, [*curves.values()])
 
 
 def _crowds(found: dict[Head, _Values]) -> Figure:
-    """The same for heads on worst-case inputs."""
+    """Draw the same for heads on worst-case inputs."""
     curves = [(0.5, head.coefficient) for head in found]
     return _draw({head.title: values for head, values in found.items()}, curves)
 
@@ -269,7 +268,7 @@ def _save(path: Path, fig: Figure) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return 0, or 2 with one line if something cannot be had."""
+    """Run the command; return 0, or 2 with one line if something is not available."""
     import pooch
 
     parser = argparse.ArgumentParser(

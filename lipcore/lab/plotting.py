@@ -1,4 +1,4 @@
-"""One style for every figure: reproducible SVG without a ground of its own.
+"""One style for every figure: reproducible SVG with a transparent ground.
 
 Colours, dashes and markers come from :mod:`lipcore.lab.colours`.
 """
@@ -26,7 +26,7 @@ except ImportError as error:  # the package itself does without
 
 from lipcore.lab import colours
 
-#: Share of the values that a band leaves out on either side.
+#: The share of the values that a band leaves out on either side.
 SPREAD = 0.1
 
 #: Filled dots with a rim.
@@ -113,11 +113,11 @@ def figure(
     Parameters
     ----------
     rows, columns : int
-        Panels.
+        The numbers of panels.
     width, height : float
-        Inches; 7.2 wide fills the page's text column. The height follows the panels if left out.
+        Inches; a width of 7.2 fills the text column. The height follows the panels if left out.
     **options
-        Of :func:`matplotlib.pyplot.subplots`.
+        Options of :func:`matplotlib.pyplot.subplots`.
 
     Returns
     -------
@@ -142,7 +142,7 @@ def thumbnail(xlabel: str, ylabel: str, *, spines: bool = True) -> tuple[Figure,
     Parameters
     ----------
     xlabel, ylabel : str
-        Few words.
+        A few words.
     spines : bool
         Whether the two axes are drawn as lines.
 
@@ -168,7 +168,7 @@ def thumbnail(xlabel: str, ylabel: str, *, spines: bool = True) -> tuple[Figure,
 def values_by_length(
     ax: Axes, n: Sequence[float], values: Sequence, *, label: str, colour: str = "truth"
 ) -> None:
-    """Draw values over the length, on logarithmic axes, and their geometric mean at each length.
+    """Draw values over the length on logarithmic axes, and their geometric mean at each length.
 
     Parameters
     ----------
@@ -255,7 +255,7 @@ def attention_heatmap(
     colourbar: bool = True,
     largest: float | None = None,
 ):
-    """Draw attention weights: a row a query, a column a key, further from the page the larger.
+    """Draw attention weights: rows are queries, columns are keys, and large weights stand out.
 
     Parameters
     ----------
@@ -266,7 +266,7 @@ def attention_heatmap(
     title : str, optional
     colourbar : bool
     largest : float, optional
-        Weight at the end of the scale, to compare panels; the largest of P if left out.
+        The weight at the end of the scale, for comparing panels; the largest of P if left out.
 
     Returns
     -------
@@ -291,7 +291,7 @@ def attention_heatmap(
 
 
 def _token_ticks(size: int) -> list[int]:
-    """The first token, and every so-many-th: a power of two, for about eight ticks."""
+    """Return the first token and others at steps of a power of two, for about eight ticks."""
     step = max(1, 2 ** math.ceil(math.log2(size / 8)))
     return [1, *range(max(step, 2), size + 1, step)]
 
@@ -307,7 +307,7 @@ def plane_tokens(
     label: str | None = None,
     scale: float | None = None,
 ) -> None:
-    """Draw tokens of the plane, the perturbation of each as an arrow, and the ball that holds them.
+    """Draw tokens of the plane, their perturbation as arrows, and the ball that holds them.
 
     Parameters
     ----------
@@ -323,7 +323,7 @@ def plane_tokens(
     label : str, optional
         Legend entry.
     scale : float, optional
-        Factor on the arrows; left out, the longest is a quarter of the picture.
+        Factor of the arrows; without it, the longest is a quarter of the picture.
     """
     X = _array(X)
     H = np.zeros_like(X) if perturbation is None else _array(perturbation)
@@ -365,7 +365,7 @@ def reference_slope(
 
 
 def legend_above(ax: Axes, *, columns: int | None = None) -> None:
-    """Legend above the axes, where it hides nothing; two columns where the panel is wide enough."""
+    """Put the legend above the axes, where it hides nothing, in two columns on wide panels."""
     wide = ax.get_position().width * ax.figure.get_figwidth() > 4.5
     ax.legend(
         loc="lower left",
@@ -378,7 +378,7 @@ def legend_above(ax: Axes, *, columns: int | None = None) -> None:
 
 
 def shared_legend(fig: Figure, *, columns: int = 3) -> None:
-    """One legend above all panels of a figure, each entry once."""
+    """Put one legend above all panels of a figure, with each entry once."""
     entries = {}
     for ax in fig.axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
@@ -399,7 +399,7 @@ def length_ticks(ax: Axes, n: Sequence[float]) -> None:
 
 
 def plain_ticks(ax: Axes) -> None:
-    """Label a logarithmic vertical axis 0.5, 1, 2, 5, … if it spans few decades, else by powers."""
+    """Label a logarithmic vertical axis 0.5, 1, 2, 5, … for few decades, else by powers of ten."""
     low, high = ax.get_ylim()
     if not (low >= 1e-3 and high <= 2e4 and high <= 2e3 * low):
         return
@@ -416,7 +416,7 @@ def plain_ticks(ax: Axes) -> None:
 
 
 def _value(colour: str) -> str:
-    """Colour of a role; a colour stays as it is."""
+    """Return the colour of a role, or a colour unchanged."""
     return colours.colour(colour) if colour in colours.ROLES else colour
 
 
@@ -426,7 +426,7 @@ def _array(values) -> np.ndarray:
 
 
 def _samples(n: Sequence[float], values: Sequence) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Lengths and the values at each, as flat arrays."""
+    """Return lengths and the values at each, as flat arrays."""
     lengths = _array(n)
     samples = [_array(sample).reshape(-1) for sample in values]
     if len(samples) != len(lengths):
@@ -437,7 +437,7 @@ def _samples(n: Sequence[float], values: Sequence) -> tuple[np.ndarray, list[np.
 
 
 def _median_line(ax: Axes, x: Sequence[float], values: Sequence, **options) -> None:
-    """Draw the median at each x, with a band where there is a spread, of what is finite."""
+    """Draw the median of the finite values at each x, with a band where they differ."""
     x, samples = _samples(x, values)
     with np.errstate(invalid="ignore"):  # between two infinities
         quantiles = [np.quantile(sample, [SPREAD, 0.5, 1 - SPREAD]) for sample in samples]

@@ -1,8 +1,8 @@
-r"""Rounding inside a layer: how far it moves the output, and what its derivative predicts.
+r"""How far rounding inside a layer moves the output, and what the layer's derivative predicts.
 
-A layer is cut where something is rounded: it is then a map g of what is there, and the output moves
-by :math:`g(\mathrm{rd}(z)) - g(z)`. The prediction takes the errors as random, uniform within the
-spacing of the format, with the same error for the same number, and g as linear.
+A layer is cut where something is rounded. The rest of it is a map g of the numbers z there, and the
+output moves by :math:`g(\mathrm{rd}(z)) - g(z)`. The prediction takes g as linear and the errors as
+random: uniform within the spacing of the format, and equal for equal numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lipcore.bounds.layer import check_covered
 from lipcore.bounds.rounding import largest_error, rounded
 from lipcore.masks import mask_scores_
 
-#: What can be rounded, in the order in which a layer meets it.
+#: What can be rounded, in the order of the computation in a layer.
 SOURCES = ("tokens", "parameters", "queries", "keys", "scores", "weights", "values")
 PARAMETERS = ("query", "key", "value", "output")
 BIASES = ("query_bias", "key_bias", "value_bias", "output_bias")
@@ -27,7 +27,7 @@ Stage = tuple[tuple[Tensor, ...], Callable[..., Tensor]]
 
 
 def stage(attention: Attention, X: Tensor, source: str) -> Stage:
-    """What is rounded, z, and the map g from it to the output f(X) = g(*z).
+    """Return the numbers z that are rounded, and the map g from them to the output f(X) = g(*z).
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ def stage(attention: Attention, X: Tensor, source: str) -> Stage:
     X : Tensor, shape (n, d)
     source : str
         One of :data:`SOURCES`. Scores are λ(q·k), before biases and masks; queries and keys are
-        turned by their positions.
+        already rotated by their positions.
 
     Returns
     -------
@@ -89,12 +89,12 @@ def stage(attention: Attention, X: Tensor, source: str) -> Stage:
 
 @torch.no_grad()
 def measured(at: Stage, dtype: torch.dtype) -> Tensor:
-    """How rounding what stands there to ``dtype`` moves the output: g(rounded z) − g(z).
+    """Return how rounding to ``dtype`` moves the output: g(rounded z) − g(z).
 
     Parameters
     ----------
     at : (tuple of Tensor, callable)
-        z and g: a :func:`stage`, or any other map.
+        The numbers z and the map g: a :func:`stage`, or any other map.
     dtype : torch.dtype
         See :func:`largest_errors`.
 
@@ -110,9 +110,9 @@ def measured(at: Stage, dtype: torch.dtype) -> Tensor:
 
 @torch.no_grad()
 def measured_inside(attention: Attention, X: Tensor, dtype: torch.dtype) -> Tensor:
-    """How far f(X) moves if scores, weights and values are all rounded, one after the other.
+    """Return how f(X) moves if scores, weights and values are all rounded, one after another.
 
-    What :func:`lipcore.bounds.rounding_upper` bounds.
+    :func:`lipcore.bounds.rounding_upper` bounds the norm of this move.
 
     Examples
     --------
@@ -132,12 +132,12 @@ def measured_inside(attention: Attention, X: Tensor, dtype: torch.dtype) -> Tens
 def predicted(
     at: Stage, dtype: torch.dtype, *, generator: torch.Generator, probes: int = 8
 ) -> Tensor:
-    r"""Root mean square of each token's move (n,), if rounding errors were random.
+    r"""Return the root mean square of each token's move (n,), if rounding errors were random.
 
-    The mean of :math:`\|(Dg\,[\delta])_i\|^2` over ``probes`` draws of δ = ± (largest error)/√3,
-    the standard deviation of an error that is uniform. Signs are independent, but the same for
-    equal numbers and opposite for opposite ones. Where no two are equal, this is an unbiased
-    estimate of the squares of :math:`Dg` with its columns multiplied by these deviations.
+    It is the mean of :math:`\|(Dg\,[\delta])_i\|^2` over ``probes`` draws of δ = ± (largest
+    error)/√3, the standard deviation of a uniform error. Signs are independent, but the same for
+    equal numbers and opposite for opposite ones. If no two numbers are equal, the mean is an
+    unbiased estimate of the squares of :math:`Dg` with its columns multiplied by these deviations.
 
     Examples
     --------
@@ -157,7 +157,7 @@ def predicted(
 
 
 def largest_errors(z: Tensor, dtype: torch.dtype) -> Tensor:
-    """How far rounding can move each entry; ``torch.int8`` is scaled so that 127 is the largest.
+    """Return how far rounding can move each entry; ``torch.int8`` has 127 for the largest entry.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""A head that listens to the first token of a text, at every length: what a live picture shows.
+"""A head that attends to the first token of a text, measured at every length for a live picture.
 
 ``python -m lipcore.lab.sink book/_live/sink.json`` makes the file that is kept with the book.
 """
@@ -16,17 +16,20 @@ from lipcore import models
 from lipcore.models.texts import load_text
 from lipcore.spectral import local_lipschitz
 
-#: The head of SmolLM2, and as much of the King James Bible as it reads: two sentences and a half.
-LAYER, HEAD, TOKENS = 18, 3, 44
+#: The head of SmolLM2 that is shown.
+LAYER = 18
+HEAD = 3
+#: How much of the King James Bible it reads: two sentences and a half.
+TOKENS = 44
 
 
 def measure_sink(lengths: Iterable[int] = range(1, TOKENS + 1)) -> dict:
-    """Read a text with one head, in double precision, and measure the head at several lengths.
+    """Return what one head does with a text, in double precision, at several lengths.
 
     Parameters
     ----------
     lengths : iterable of int
-        From 1 to :data:`TOKENS`.
+        Numbers of tokens, from 1 to :data:`TOKENS`.
 
     Returns
     -------
@@ -53,7 +56,7 @@ def measure_sink(lengths: Iterable[int] = range(1, TOKENS + 1)) -> dict:
 
 
 def main(path: str) -> None:
-    """Measure, and write the file."""
+    """Measure the head, and write the file."""
     text = json.dumps(measure_sink(), ensure_ascii=False, separators=(",", ":"))
     Path(path).write_text(text + "\n", encoding="utf8")
 

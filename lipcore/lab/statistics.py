@@ -1,4 +1,4 @@
-"""Growth exponents and local slopes with their uncertainty, and what holds of many at once."""
+"""Growth exponents and local slopes with their uncertainty, and tests of many at once."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class PowerFit:
     ----------
     exponent, prefactor : float
     low, high : float
-        Interval of the exponent from resampling the values within each length. It speaks of the
-        spread of the values, not of whether a power law is the right shape.
+        The interval of the exponent from resampling the values within each length. It describes the
+        spread of the values, and not whether a power law is the right shape.
     """
 
     exponent: float
@@ -46,18 +46,18 @@ def fit_exponent(
     resamples: int = 1000,
     confidence: float = 0.95,
 ) -> PowerFit:
-    r"""Fit :math:`\log \text{value} = \log c + \alpha \log n`, with a bootstrap interval for α.
+    r"""Fit :math:`\log \text{value} = \log c + \alpha \log n`, with an interval for α.
 
-    Least squares in which every length counts once, through the mean logarithm of its values. The
-    interval comes from drawing the values of each length anew, with replacement, and fitting again
-    (a percentile bootstrap).
+    The fit is by least squares, in which every length counts once, through the mean logarithm of
+    its values. The interval is a percentile bootstrap: the values of each length are drawn again,
+    with replacement, and fitted again.
 
     Parameters
     ----------
     n : sequence of float, length m
         Lengths; at least two of them differ.
     values : array or tensor of shape (m,) or (m, repeats), or m sequences of any sizes
-        Positive values at each length. With one value a length the interval has no width.
+        Positive values at each length. With one value for each length the interval has no width.
     rng : numpy.random.Generator, optional
         Source of the resampling; a fixed seed if left out.
     resamples : int
@@ -105,7 +105,7 @@ class LocalSlopes:
     Attributes
     ----------
     between : ndarray, shape (m - 1,)
-        Geometric mean of the two lengths of each slope.
+        The geometric mean of the two lengths of each slope.
     each : ndarray, shape (m - 1, repeats)
         The slopes of every repeat.
     mean, low, high : ndarray, shape (m - 1,)
@@ -119,30 +119,30 @@ class LocalSlopes:
     high: np.ndarray
 
     def above(self, slope: float) -> np.ndarray:
-        """One-sided p-values, shape (m - 1,), of a mean slope that is at most ``slope``."""
+        """Return one-sided p-values, shape (m - 1,), for a mean slope of at most ``slope``."""
         return stats.ttest_1samp(self.each, slope, axis=1, alternative="greater").pvalue
 
 
 def local_slopes(
     n: Sequence[float], values: Sequence, *, confidence: float = 0.95, family: int = 1
 ) -> LocalSlopes:
-    r"""Slopes between neighbouring lengths on logarithmic axes, repeat by repeat.
+    r"""Return slopes between neighbouring lengths on logarithmic axes, for each repeat.
 
     .. math:: \log(\text{value}_{i+1}/\text{value}_i) / \log(n_{i+1}/n_i)
 
-    For a power law all of them would be its exponent.
+    For a power law all of them equal its exponent.
 
     Parameters
     ----------
     n : sequence of float, length m
         Increasing lengths.
     values : array of shape (m, repeats)
-        Positive values. A column is one repeat at all lengths, such as one text that is read on;
-        columns are taken as independent. At least two.
+        Positive values. A column is one repeat at all lengths, such as one text that is read on.
+        There are at least two columns, which are taken as independent.
     confidence : float
         Coverage of the intervals, in (0, 1).
     family : int
-        Number of intervals that shall hold together: each then has the coverage
+        Number of intervals that are to hold together; each then has the coverage
         1 − (1 − confidence)/family (Bonferroni).
 
     Returns
@@ -194,7 +194,7 @@ class LackOfFit:
 
 
 def lack_of_fit(n: Sequence[float], values: Sequence, *, nested: bool = False) -> LackOfFit:
-    r"""Test whether values grow like a power of n: the F-test for lack of fit, on logarithms.
+    r"""Return the F-test for lack of fit of a power of n, on logarithms.
 
     Parameters
     ----------
@@ -204,8 +204,8 @@ def lack_of_fit(n: Sequence[float], values: Sequence, *, nested: bool = False) -
         Positive values, at least two at a length.
     nested : bool
         Whether a column is one text that is read on, so that its values rise and fall together.
-        Then every column has a level of its own, and the noise is what the columns do differently,
-        with (m − 1)(repeats − 1) degrees of freedom in place of m (repeats − 1).
+        Every column then has a level of its own, and the noise is how the columns differ beyond it,
+        with (m − 1)(repeats − 1) degrees of freedom instead of m (repeats − 1).
 
     Returns
     -------
@@ -242,10 +242,10 @@ def lack_of_fit(n: Sequence[float], values: Sequence, *, nested: bool = False) -
 
 
 def holm(p: Sequence[float]) -> np.ndarray:
-    """Adjust p-values for their number by Holm's step-down rule.
+    """Return p-values that are adjusted for their number by Holm's step-down rule.
 
-    Those below 0.05 may all be called significant: the chance of one false call among them is at
-    most 0.05, whatever their dependence.
+    All that are below 0.05 may be called significant: the probability of one false call among them
+    is at most 0.05, for any dependence.
 
     Parameters
     ----------
@@ -278,7 +278,7 @@ def holm(p: Sequence[float]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Correlations:
-    """A correlation, and its two parts.
+    """A correlation and its two parts.
 
     Attributes
     ----------
@@ -286,7 +286,7 @@ class Correlations:
     within : float
         Correlation of the deviations from the means of the groups, all groups together.
     between : float
-        Correlation of the means of the groups, each counted as often as it has members; NaN for
+        Correlation of the means of the groups, each counted once for each of its members; NaN for
         one group.
     """
 
@@ -296,7 +296,7 @@ class Correlations:
 
 
 def correlations(x: Sequence[float], y: Sequence[float], groups: Sequence) -> Correlations:
-    r"""Split the correlation of x and y into that within groups and that between them.
+    r"""Return the correlation of x and y, split into its parts within and between groups.
 
     With deviations from the overall mean split into those of the group's mean and those within the
     group, the two products add up: :math:`S_{xy} = S_{xy}^\text{within} + S_{xy}^\text{between}`.
@@ -336,7 +336,7 @@ def correlations(x: Sequence[float], y: Sequence[float], groups: Sequence) -> Co
 
 
 def _resampled_means(sample: np.ndarray, resamples: int, rng: np.random.Generator) -> np.ndarray:
-    """Means of ``resamples`` draws with replacement from one length's logarithms."""
+    """Return the means of ``resamples`` draws with replacement from one length's logarithms."""
     return sample[rng.integers(len(sample), size=(resamples, len(sample)))].mean(axis=1)
 
 
@@ -374,7 +374,7 @@ def _table_of_logarithms(n: Sequence[float], values: Sequence) -> tuple[np.ndarr
 
 
 def _cosine(pair: np.ndarray) -> float:
-    """Cosine of the angle between two rows; NaN if one is zero."""
+    """Return the cosine of the angle between two rows, or NaN if one is zero."""
     x, y = pair
     norm = np.sqrt((x @ x) * (y @ y))
     return float(x @ y / norm) if norm else float("nan")

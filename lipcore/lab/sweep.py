@@ -1,4 +1,4 @@
-"""Many measurements on real models: each saved when it is finished, resumable, on any executor."""
+"""Many measurements on real models, each saved when it is finished, resumable, on any executor."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 @dataclass(frozen=True)
 class Cell:
-    """One measurement: consecutive sequences of a text, at one layer (or head) of a model.
+    """One measurement of consecutive sequences of a text, at one layer (or head) of a model.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class Cell:
         A name of :func:`lipcore.models.available`, or a folder with a checkpoint.
     layer : int
     n : int
-        Tokens in a sequence.
+        The number of tokens in a sequence.
     head : int, optional
         One head with its part of the output projection; the whole layer if None.
     text : str
@@ -63,11 +63,11 @@ class Cell:
     tol : float
         Relative tolerance of σ.
     bounds : tuple of str
-        Upper bounds to work out, among :data:`lipcore.models.measure.BOUNDS`.
+        Upper bounds to compute, among :data:`lipcore.models.measure.BOUNDS`.
     control : {"", "shuffled", "uniform", "repeated", "permuted"}
-        What the text or the model is deprived of: the order of its tokens, their frequencies, all
-        tokens but the first of each sequence, which is repeated, or what it has learnt to look at
-        (:mod:`lipcore.lab.controls`). Seeds are fixed.
+        What is taken from the text or the model (:mod:`lipcore.lab.controls`): the order of the
+        tokens, their frequencies, all tokens but the first of each sequence, which is repeated, or
+        what the model has learnt to attend to. Seeds are fixed.
     """
 
     model: str
@@ -84,7 +84,7 @@ class Cell:
     control: str = ""
 
     def __post_init__(self) -> None:
-        kept = {  # as plain numbers, whatever came: equal cells have equal keys
+        kept = {  # as plain numbers, so that equal cells have equal keys
             name: check_count(name, getattr(self, name), minimum=minimum)
             for name, minimum in (("layer", 0), ("n", 1), ("count", 1), ("start", 0))
         }
@@ -102,7 +102,7 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """Name of the cell's file: a hash of what determines its numbers."""
+        """The name of the cell's file, a hash of what determines its numbers."""
         content = [lipcore.__version__, asdict(self), _state(self.model), _state(self.text)]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
 
@@ -117,9 +117,9 @@ def grid(
     controls: Iterable[str] = ("",),
     **options,
 ) -> list[Cell]:
-    """Every combination as a :class:`Cell`; ``options`` are its other attributes.
+    """Return every combination as a :class:`Cell`; ``options`` are its other attributes.
 
-    ``layers`` and ``heads`` may be ``"all"``; where ``heads`` is left out, it is the whole layer.
+    ``layers`` and ``heads`` may be ``"all"``; without ``heads``, cells are about whole layers.
 
     Examples
     --------
@@ -152,7 +152,7 @@ def _listed(name: str, values: Iterable) -> list:
 
 
 def _sizes(name: str) -> tuple[int, int]:
-    """Numbers of layers and of heads in each, without loading a model that is known by name."""
+    """Return the numbers of layers and of heads in each, without loading models of known name."""
     for row in models.available():
         if row["name"] == name:
             return row["layers"], row["heads"]
@@ -161,23 +161,23 @@ def _sizes(name: str) -> tuple[int, int]:
 
 
 def read_plan(path: str | os.PathLike) -> list[Cell]:
-    """Read the cells that a plan describes: a TOML file with a ``[[grid]]`` a call of :func:`grid`.
+    """Read the cells of a plan, a TOML file with one ``[[grid]]`` for each call of :func:`grid`.
 
     Parameters
     ----------
     path : path
-        The keys of a grid are the arguments of :func:`grid`. What stands before the first grid
-        holds for all of them.
+        The keys of a grid are the arguments of :func:`grid`. Keys before the first grid hold for
+        all of them.
 
     Returns
     -------
     list of Cell
-        Without repetition.
+        All cells, without repetition.
 
     Raises
     ------
     ValueError
-        If the file is no such plan; the message names the grid.
+        If the file is not such a plan; the message names the grid.
     """
     try:
         plan = tomllib.loads(Path(path).read_text(encoding="utf-8"))
@@ -196,7 +196,7 @@ def read_plan(path: str | os.PathLike) -> list[Cell]:
 
 
 def measure(cell: Cell) -> list[dict]:
-    """Measure one cell: one row a sequence.
+    """Measure one cell, and return one row for each sequence.
 
     Parameters
     ----------
@@ -210,9 +210,9 @@ def measure(cell: Cell) -> list[dict]:
     Raises
     ------
     ValueError, IndexError, ConnectionError
-        If the model, layer, head, length or text cannot be had.
+        If the model, layer, head, length or text is not available.
     """
-    with one_thread(), torch.no_grad():  # sums in one order: the same numbers on every executor
+    with one_thread(), torch.no_grad():  # one order of sums, the same numbers everywhere
         attention, X = _inputs(cell)
         rows = measure_layer(attention, X, tol=cell.tol, bounds=cell.bounds)
     attributes = asdict(cell)
@@ -227,30 +227,31 @@ def sweep(
     executor: Executor | None = None,
     progress: bool = True,
 ) -> pd.DataFrame:
-    """Measure all cells, each saved when it is finished; a second call takes up where one stopped.
+    """Measure all cells, save each when it is finished, and skip those that are saved already.
 
     Parameters
     ----------
     cells : iterable of Cell
     folder : path
-        Where the cells' rows go (``cells/*.json``); made if missing. Cells that it already holds
-        are not repeated. Two runs may share a folder.
+        Where the rows of the cells are saved (``cells/*.json``); it is made if missing. Cells that
+        it already holds are not repeated. Two runs may share a folder.
     executor : concurrent.futures.Executor, optional
-        Runs the cells: a process pool, ``dask.distributed.Client().get_executor()``, … In this
-        process if left out. The numbers do not depend on it: a cell runs on one thread.
+        Runs the cells: a process pool, ``dask.distributed.Client().get_executor()``, and so on.
+        Cells run in this process if left out. The numbers do not depend on it: a cell runs on one
+        thread.
     progress : bool
         Whether to show a progress bar.
 
     Returns
     -------
     pandas.DataFrame
-        One row a sequence, in the order of the cells; also in ``folder/table.parquet``.
+        One row for each sequence, in the order of the cells; also in ``folder/table.parquet``.
         ``attrs["seconds"]`` is what the cells took, in seconds of one core.
 
     Raises
     ------
     RuntimeError
-        If cells failed: raised at the end, when all others are saved, naming the cells and errors.
+        If cells failed. It is raised at the end, when all others are saved, and names the cells.
     """
     cells = list(dict.fromkeys(cells))
     if not cells:
@@ -296,18 +297,18 @@ def _collect(cells: list[Cell], folder: str | os.PathLike) -> pd.DataFrame:
 
 
 def export(table: pd.DataFrame, path: str | os.PathLike, *, bits: int = 13, **about) -> None:
-    """Write a small copy of a table, to be kept with a project.
+    """Write a small copy of a table, which can be kept with a project.
 
-    Measured numbers go to float32, with ``bits`` binary digits: with 13 that is a relative rounding
-    of 6e-5 at most; upper bounds are rounded up. Columns that say nothing new are left out:
-    ``lower``, which equals ``sigma``; ``residual``; ``converged``, if all are; logarithms of
+    Measured numbers are stored in float32 with ``bits`` binary digits; 13 digits are a relative
+    rounding of 6e-5 at most. Upper bounds are rounded up. Columns without new information are left
+    out: ``lower``, which equals ``sigma``; ``residual``; ``converged``, if all are; logarithms of
     bounds; and bounds that no cell asked for. What is in ``about`` (the command that made the
-    table, versions, …), and the time it took, can be read from ``pandas.read_parquet(path).attrs``.
+    table, versions, and so on), and the time it took, are in ``pandas.read_parquet(path).attrs``.
 
     Parameters
     ----------
     table : pandas.DataFrame
-        From :func:`sweep`.
+        A table of :func:`sweep`.
     path : path
     bits : int
     **about
@@ -322,7 +323,7 @@ def export(table: pd.DataFrame, path: str | os.PathLike, *, bits: int = 13, **ab
     for name in floats:
         part, exponent = np.frexp(small[name].to_numpy())
         digits = np.ldexp(part, bits + 1)
-        # an upper bound stays one
+        # an upper bound must stay one
         whole = np.ceil(digits) if name in ("upper", *BOUNDS) else np.round(digits)
         small[name] = np.ldexp(whole, exponent - bits - 1).astype("float32")
     small.attrs = {"seconds": round(table.attrs.get("seconds", 0.0), 1)} | about
@@ -337,7 +338,7 @@ def export(table: pd.DataFrame, path: str | os.PathLike, *, bits: int = 13, **ab
 
 
 def stored(name: str = "sweep") -> pd.DataFrame:
-    """A table behind the chapters on real models, as kept with the book.
+    """Return a table behind the chapters on real models, as it is kept with the book.
 
     Parameters
     ----------
@@ -348,9 +349,9 @@ def stored(name: str = "sweep") -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        As :func:`export` wrote it: ``attrs`` hold the command that made it, versions, hashes of
-        weights and texts, and the seconds of one core that it took. ``book/data/NAME.toml`` is the
-        plan, which says what is in it.
+        The table as :func:`export` wrote it. Its ``attrs`` hold the command that made it, versions,
+        hashes of weights and texts, and the seconds of one core that it took. The plan
+        ``book/data/NAME.toml`` says what is in it.
 
     Raises
     ------
@@ -363,9 +364,9 @@ def stored(name: str = "sweep") -> pd.DataFrame:
 
 
 def _ordered(cells: Iterable[Cell]) -> list[Cell]:
-    """Put cells that share hidden states side by side, the top layer first.
+    """Return the cells in an order in which those that share hidden states follow one another.
 
-    Its run of the model serves the layers below.
+    The top layer comes first, so that its run of the model serves the layers below.
     """
     groups: dict[Cell, list[Cell]] = {}
     for cell in cells:
@@ -376,12 +377,12 @@ def _ordered(cells: Iterable[Cell]) -> list[Cell]:
 
 
 def _hidden_states_of(cell: Cell) -> Cell:
-    """Forget what does not matter to the hidden states: cells that agree here share them."""
+    """Return the cell without what the hidden states do not depend on, so that cells share them."""
     return replace(cell, layer=0, head=None, tol=1, bounds=())
 
 
 def _timed(cell: Cell) -> dict:
-    """The rows of a cell, and the seconds that one core took."""
+    """Return the rows of a cell, and the seconds that one core took."""
     begin = time.thread_time()
     rows = measure(cell)
     return {"seconds": time.thread_time() - begin, "rows": rows}
@@ -390,7 +391,7 @@ def _timed(cell: Cell) -> dict:
 def _finished(
     cells: list[Cell], executor: Executor | None
 ) -> Iterator[tuple[Cell, dict | Exception]]:
-    """Yield each cell as it comes, with what :func:`_timed` gives or the error that it met."""
+    """Yield each finished cell, with the result of :func:`_timed` or the error that it met."""
     if executor is None:
         for cell in cells:
             try:
@@ -415,7 +416,7 @@ def _finished(
             future.cancel()
 
 
-# The latest hidden states, of the layers from 0 to some one: at most one entry.
+# The latest hidden states, of layers from 0 up to one of them; at most one entry.
 _latest: dict[tuple, list[Tensor]] = {}
 
 
@@ -435,7 +436,7 @@ def _inputs(cell: Cell) -> tuple[Attention, Tensor]:
 
 
 def _pieces(model: LanguageModel, cell: Cell) -> Tensor:
-    """The token ids (count, n) that a cell runs on."""
+    """Return the token ids (count, n) on which a cell runs."""
     ids = _token_ids(model, cell.text, _state(cell.text))
     # drawn for the text as a whole, and anew for each: what is cut from its beginning is nested
     generator = torch.Generator().manual_seed(zlib.crc32(cell.text.encode()))
@@ -460,7 +461,7 @@ def _token_ids(model: LanguageModel, text: str, state: str) -> Tensor:
 
 
 def _state(name: str) -> str:
-    """Sizes and times of change of a text file or checkpoint; empty for what is known by name."""
+    """Return sizes and times of change of a text file or checkpoint; empty for known names."""
     path = Path(name)
     files = sorted(path.iterdir()) if path.is_dir() else [path] if path.is_file() else []
     stats = [(file.name, file.stat()) for file in files]
@@ -472,7 +473,7 @@ def _path(folder: str | os.PathLike, cell: Cell) -> Path:
 
 
 def _saved(folder: str | os.PathLike, cell: Cell) -> dict | None:
-    """What was saved of a cell; None if there is nothing, or a damaged file."""
+    """Return what was saved of a cell, or None for no file or a damaged one."""
     try:
         return json.loads(_path(folder, cell).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -481,7 +482,7 @@ def _saved(folder: str | os.PathLike, cell: Cell) -> dict | None:
 
 @contextlib.contextmanager
 def _whole(path: Path) -> Iterator[Path]:
-    """Give a path beside ``path`` whose file takes its place in one step, if all goes well."""
+    """Yield a path whose file replaces that of ``path`` in one step, if no error is raised."""
     temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
     try:
         yield temporary

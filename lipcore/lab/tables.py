@@ -1,4 +1,4 @@
-"""Tables of a page: rows of text as a person writes them, without a column of row numbers."""
+"""Tables of a page, with rows of text as a person writes them and without row numbers."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def typeset(rows: Iterable[Mapping[str, str]], *, words: Sequence[str] = ()) -> 
     Returns
     -------
     Styler
-        Of pandas; a notebook shows it.
+        A Styler of pandas, which a notebook shows as a table.
 
     Raises
     ------
     ValueError
-        If there is no such column.
+        If ``words`` names a column that does not exist.
 
     Examples
     --------

@@ -1,8 +1,8 @@
-r"""Attacks in token space: a search for sequences of real tokens with a large local constant.
+r"""Attacks in token space, a search for sequences of real tokens with a large local constant.
 
-Perturbing embeddings freely is not what a user can do; choosing words is. The search puts a token
-at one position or at a few at once, proposed by the gradient of :math:`\sigma_{\max}` and judged by
-exact evaluation.
+A user cannot perturb embeddings freely, but can choose words. The search puts a token at one
+position or at a few at once. The gradient of :math:`\sigma_{\max}` proposes, and exact evaluation
+decides.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from lipcore.attention import Attention
 from lipcore.models.language_model import LanguageModel
 from lipcore.spectral import local_lipschitz
 
-#: Relative tolerance of an evaluation.
+#: The relative tolerance of an evaluation.
 TOLERANCE = 1e-3
 
-#: A token put at some positions: (positions, token).
+#: An exchange puts a token at some positions: (positions, token).
 _Exchange = tuple[Tensor, int]
 
 
 @dataclass(frozen=True, eq=False)
 class SearchResult:
-    """What a search over token sequences found.
+    """The result of a search over token sequences.
 
     Attributes
     ----------
     ids : Tensor of int64, shape (n,)
         The best sequence.
     value : float
-        Local constant of the layer there.
+        The local constant of the layer there.
     history : Tensor, shape (evaluations,)
-        Best value after each exact evaluation, the start included; it never falls.
+        The best value after each exact evaluation, the start included; it never falls.
     """
 
     ids: Tensor
@@ -48,33 +48,33 @@ class SearchResult:
 def evaluate(
     model: LanguageModel, layer: int, ids: Tensor, attention: Attention | None = None
 ) -> Tensor:
-    """Local constant of a layer at each sequence: ids of shape (batch, n) → (batch,)."""
+    """Return the local constant of a layer at each sequence, (batch, n) ids → (batch,)."""
     f = model.attention(layer) if attention is None else attention
     return local_lipschitz(f, model.hidden_states(layer, ids), tol=TOLERANCE).value
 
 
 @torch.enable_grad()
 def token_scores(model: LanguageModel, layer: int, ids: Tensor) -> Tensor:
-    r"""First-order change of :math:`\sigma_{\max}` for every token at every position.
+    r"""Return the first-order change of :math:`\sigma_{\max}` for every token at every position.
 
-    With the top singular vectors u, v held fixed, the gradient with respect to what the embedding
-    layer puts out, :math:`x^0_i`, is that of :math:`u\cdot D_Xf[v]` (Danskin). Another token t at
+    With the top singular vectors u, v held fixed, the gradient with respect to the output of the
+    embedding layer, :math:`x^0_i`, is that of :math:`u\cdot D_Xf[v]` (Danskin). Another token t at
     position i moves :math:`x^0_i` to :math:`x^0_i(t) = \mathrm{LayerNorm}(E_t + p_i)`, which is
-    known exactly; it promises :math:`\nabla_{x^0_i}\sigma\cdot(x^0_i(t) - x^0_i)`. A linear model
-    of LayerNorm as well would promise most to the tokens with the longest embeddings, which is what
-    LayerNorm takes away.
+    known exactly, and the predicted change is :math:`\nabla_{x^0_i}\sigma\cdot(x^0_i(t) - x^0_i)`.
+    A linear model of LayerNorm too would prefer the tokens with the longest embeddings, although
+    LayerNorm removes their length.
 
     Parameters
     ----------
     model : LanguageModel
-        Of BERT type.
+        A model of BERT type.
     layer : int
     ids : Tensor of integers, shape (n,)
 
     Returns
     -------
     Tensor, shape (n, vocabulary)
-        Zero at the tokens that are there.
+        The changes, zero for the tokens that are there.
 
     Raises
     ------
@@ -97,9 +97,9 @@ def token_scores(model: LanguageModel, layer: int, ids: Tensor) -> Tensor:
 
 
 def entering(model: LanguageModel, layer: int, x0: Tensor) -> Tensor:
-    """What enters the attention of ``layer`` of a BERT whose embedding layer puts out x0.
+    """Return what enters the attention of ``layer`` of a BERT whose embeddings are x0.
 
-    Both have shape (n, d); differentiable in x0.
+    Both have shape (n, d), and the result is differentiable in x0.
     """
     X = x0[None]
     mask = None
@@ -111,9 +111,9 @@ def entering(model: LanguageModel, layer: int, x0: Tensor) -> Tensor:
 
 
 def _products(model: LanguageModel, gradient: Tensor) -> Tensor:
-    """gradient_i · LayerNorm(E_t + p_i) for all i and t, up to a constant in t.
+    """Return gradient_i · LayerNorm(E_t + p_i) for all i and t, up to a constant in t.
 
-    Two products with the table E are enough, for the mean and the norm of E_t + p_i.
+    Two products with the table E suffice, for the mean and the norm of E_t + p_i.
     """
     embedding = model.model.embeddings
     norm = embedding.LayerNorm
@@ -141,32 +141,32 @@ def guided_search(
     generator: torch.Generator | None = None,
     progress: bool = True,
 ) -> SearchResult:
-    """Greedy coordinate search: exchanges that the gradient favours, each evaluated exactly.
+    """Search greedily by exchanges that the gradient favours, each of which is evaluated exactly.
 
     An exchange puts one token at c positions, with c drawn from ``copies``. For c = 1 it is drawn
-    from the best ``per_position`` tokens of every position by :func:`token_scores`; for larger c
-    from as many tokens, those whose best c positions promise most together. Every round takes
-    ``batch`` exchanges that were not tried since the last change; the best of them is made if it
-    raises the constant.
+    from the best ``per_position`` tokens of every position by :func:`token_scores`. For larger c it
+    is drawn from as many tokens, those with the largest sum over their best c positions. Every
+    round takes ``batch`` exchanges that were not tried since the last change, and makes the best of
+    them if it raises the constant.
 
     Parameters
     ----------
     model : LanguageModel
     layer : int
     ids : Tensor of integers, shape (n,)
-        Where to start.
+        The sequence at which the search begins.
     evaluations : int
-        Exact evaluations in all, the start included.
+        The number of exact evaluations in all, the start included.
     batch : int
-        Exchanges evaluated together.
+        The number of exchanges that are evaluated together.
     copies : sequence of int
-        At how many positions the new token may be put at once; ``(1,)``: one position at a time.
+        At how many positions the new token may be put at once; ``(1,)`` means one at a time.
     per_position : int
-        How many tokens a position may choose from: more variety, where first order is a poor guide.
+        From how many tokens a position may choose; more help where first order is a poor guide.
     allowed : Tensor of bool, shape (vocabulary,), optional
         Tokens that may be put in; all if left out.
     generator : torch.Generator, optional
-        A fixed seed if left out.
+        The source of chance; a fixed seed if left out.
     progress : bool
 
     Returns
@@ -211,7 +211,7 @@ def random_search(
     generator: torch.Generator | None = None,
     progress: bool = True,
 ) -> SearchResult:
-    """Search as :func:`guided_search`, with positions and tokens of the exchanges drawn uniformly.
+    """Search as :func:`guided_search` does, with positions and tokens drawn uniformly.
 
     Parameters
     ----------
@@ -247,12 +247,12 @@ def random_sequences(
     generator: torch.Generator | None = None,
     progress: bool = True,
 ) -> SearchResult:
-    """The roughest of ``evaluations`` sequences whose tokens are drawn uniformly.
+    """Return the sequence of largest constant among ``evaluations`` with uniformly drawn tokens.
 
     Parameters
     ----------
     n : int
-        Tokens in a sequence.
+        The number of tokens in a sequence.
     model, layer, evaluations, batch, allowed, generator, progress
         Those of :func:`guided_search`.
 
@@ -309,7 +309,7 @@ def _search(
 def _pool(
     scores: Tensor, copies: int, per_position: int, generator: torch.Generator
 ) -> list[_Exchange]:
-    """The exchanges with so many copies that promise most, in random order; none of score −∞."""
+    """Return the best exchanges with this many copies, in random order, without scores of −∞."""
     n, vocabulary = scores.shape
     if copies == 1:
         best = scores.topk(min(per_position, vocabulary), dim=1)
@@ -331,14 +331,14 @@ def _draw(count: int, generator: torch.Generator) -> int:
 
 
 def _one_sequence(ids: Tensor) -> Tensor:
-    """A copy as a vector."""
+    """Return a copy of the ids as a vector."""
     if ids.numel() != ids.shape[-1]:
         raise ValueError(f"ids: expected one sequence, got shape {tuple(ids.shape)}")
     return ids.flatten().long().clone()
 
 
 def _check_copies(copies: Sequence[int], n: int) -> list[int]:
-    """As a list without counts that exceed the sequence (one copy always fits)."""
+    """Return the counts as a list, without those beyond the sequence (one copy always fits)."""
     if not isinstance(copies, Sequence):
         raise TypeError(f"copies: expected a sequence of counts, got {copies!r}")
     checked = [check_count("copies", c) for c in copies]

@@ -1,6 +1,6 @@
-r"""Searches over token sequences against each other, at equal budget and many times over.
+r"""Searches over token sequences, compared at equal budget and many times over.
 
-``python -m lipcore.lab.token_race FILE`` runs every entrant and stores what it found.
+``python -m lipcore.lab.token_race FILE`` runs every search and stores what it found.
 """
 
 from __future__ import annotations
@@ -32,37 +32,37 @@ from lipcore.models.texts import load_text, sequences
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Tokens in a sequence.
+#: The number of tokens in a sequence.
 LENGTH = 16
-#: Exact evaluations that every entrant may spend.
+#: The number of exact evaluations that every search may use.
 BUDGET = 161
-#: Repeats, each with a text and a seed of its own.
+#: The number of repeats, each with a text and a seed of its own.
 REPEATS = 48
 #: The settings of the searches were chosen on texts among these first tokens of the manual.
 CHOSEN_ON = 1600
-#: Best values are stored after every so many evaluations.
+#: Best values are stored after each block of this many evaluations.
 EVERY = 8
 
 
 @dataclass(frozen=True)
 class Entrant:
-    """A way to spend the budget.
+    """One search that is compared: a way to use the budget.
 
     Attributes
     ----------
     first : int
-        Random sequences to look at before the search begins at the best of them; with none it
-        begins at a piece of text.
+        How many random sequences are evaluated before the search begins at the best of them; with
+        none, it begins at a piece of text.
     search : callable, optional
-        :func:`~lipcore.lab.token_attacks.guided_search` or its like; None where only random
-        sequences are looked at.
+        :func:`~lipcore.lab.token_attacks.guided_search` or a similar function; None if only random
+        sequences are evaluated.
     """
 
     first: int
     search: Callable[..., SearchResult] | None
 
 
-#: What is compared; 64 was fixed before the first run.
+#: The searches that are compared; the number 64 was fixed before the first run.
 ENTRANTS = {
     "random sequences": Entrant(BUDGET, None),
     "random exchanges": Entrant(0, random_search),
@@ -73,7 +73,7 @@ ENTRANTS = {
 
 
 def plain_tokens(model: LanguageModel) -> Tensor:
-    """Tell which tokens are easy to write: a mask without special tokens and other alphabets."""
+    """Return a mask of the tokens that are easy to write: no special tokens, no other alphabets."""
     words = [model.tokenizer.id_to_token(i) for i in range(model.vocab_size)]
     return torch.tensor(
         [word.isascii() and not (word.startswith("[") and len(word) > 2) for word in words]
@@ -90,7 +90,7 @@ def run(
     seed: int,
     budget: int = BUDGET,
 ) -> SearchResult:
-    """Let one entrant spend the budget once.
+    """Run one search once, with the whole budget.
 
     Parameters
     ----------
@@ -99,18 +99,18 @@ def run(
     layer : int
     entrant : Entrant
     ids : Tensor of integers, shape (n,)
-        The piece of text where a search without random sequences begins; gives the length.
+        The piece of text at which a search without random sequences begins; it gives the length.
     allowed : Tensor of bool, shape (vocabulary,)
         Tokens that may be put in.
     seed : int
-        Entrants with the same seed look at the same random sequences.
+        The seed; searches with the same seed evaluate the same random sequences.
     budget : int
-        Exact evaluations in all.
+        The number of exact evaluations in all.
 
     Returns
     -------
     SearchResult
-        Its history has ``budget`` values.
+        The result, with a history of ``budget`` values.
     """
     generator = torch.Generator().manual_seed(seed)
     options = {"allowed": allowed, "generator": generator, "progress": False}
@@ -129,14 +129,14 @@ def run(
 
 
 def starts(model: LanguageModel) -> Tensor:
-    """Pieces of the manual, one a repeat, on which no setting was chosen: (repeats, n)."""
+    """Return pieces of the manual on which no setting was chosen, shape (repeats, n)."""
     return sequences(model, load_text("pydoc")[:30_000], LENGTH, REPEATS, start=CHOSEN_ON)
 
 
 def race(
     model: LanguageModel, layer: int, *, entrants: dict[str, Entrant] = ENTRANTS
 ) -> Iterator[dict]:
-    """Yield one record a run: entrant, seed, piece of text, best values so far, last sequence."""
+    """Yield one record for each run: search, seed, piece of text, best values, last sequence."""
     allowed = plain_tokens(model)
     pieces = starts(model)
     for name, entrant in entrants.items():
@@ -152,7 +152,7 @@ def race(
 
 
 def stored() -> pd.DataFrame:
-    """The runs that are kept with the book, one row each.
+    """Return the runs that are kept with the book, one row each.
 
     Returns
     -------

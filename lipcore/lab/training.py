@@ -1,4 +1,4 @@
-r"""A small Transformer that learns to recall, trained with and without means that keep it smooth.
+r"""A small Transformer that learns to recall, trained with and without methods that keep it smooth.
 
 A sequence lists pairs of a key and a value, one token each, and its last token asks for one of the
 keys; the answer is the value beside it. Embeddings are random and fixed, so that a distance between
@@ -44,20 +44,20 @@ LAYERS = 2
 STEPS = 300
 BATCH = 64
 RATE = 3e-3
-#: A penalty is worked out at every fourth step, with four times its weight, on some sequences.
+#: A penalty is computed at every fourth step, with four times its weight, on some sequences.
 LAZY = 4
 PENALISED = 8
-#: How accurately σ's singular vectors are known in a penalty, and with them its gradient.
+#: The tolerance of σ's singular vectors in a penalty, and with them of its gradient.
 TOLERANCE = 0.1
-#: Those whose results are reported, and those on which strengths were chosen.
+#: The seeds whose results are reported, and those on which strengths were chosen.
 SEEDS = (0, 1, 2, 3, 4)
 CHOSEN_ON = (100, 101)
-#: A strength is chosen as the first, from smooth to free, that keeps this accuracy.
+#: The chosen strength is the first, from smooth to free, that keeps this accuracy.
 ACCURACY = 0.99
-#: Held-out sequences, and those of them on which σ is measured.
+#: The number of held-out sequences, and of those on which σ is measured.
 HELD_OUT = 256
 MEASURED = 8
-#: Radii of the attack, all tokens together; a token has a length of about 5.7.
+#: Radii of the attack, in which all tokens move together; a token has a norm of about 5.7.
 RADII = (0.5, 1.0, 1.5)
 #: Steps between the losses that are kept, and what makes the file of results.
 EVERY = 20
@@ -65,20 +65,21 @@ COMMAND = "make training"
 
 
 class Method(NamedTuple):
-    """How a network is kept smooth.
+    """One method of keeping a network smooth.
 
     Parameters
     ----------
     penalty : callable, optional
-        From parameters and tokens (seeds, batch, n, d) to one number a seed, added to the loss.
+        A function from parameters and tokens (seeds, batch, n, d) to one number for each seed,
+        which is added to the loss.
     cap : bool
-        Whether singular values of the weights are clipped, at the strength.
+        Whether singular values of the weights are clipped at the strength.
     qk_norm : bool
         Whether queries and keys have length one; their products are multiplied by the strength.
     attack : bool
         Whether it learns at tokens that one gradient step, as long as the strength, has moved.
     strengths : tuple of float
-        Those that are tried, from smooth to free.
+        The strengths that are tried, from smooth to free.
     """
 
     penalty: Callable[[Parameters, Tensor], Tensor] | None = None
@@ -89,7 +90,7 @@ class Method(NamedTuple):
 
 
 def embeddings() -> dict[str, Tensor]:
-    """The vectors of keys (16, 32) and values (8, 32), and that of the question (32,)."""
+    """Return the vectors of keys (16, 32) and values (8, 32), and that of the question (32,)."""
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randn(KEYS + VALUES + 1, WIDTH, generator=generator, dtype=torch.float64)
     drawn = drawn / math.sqrt(2)
@@ -120,7 +121,7 @@ def sequences(generators: Sequence[torch.Generator], count: int) -> tuple[Tensor
 
 
 def initial(generators: Sequence[torch.Generator]) -> Parameters:
-    """Random weights, those of all seeds in one tensor; entries have the variance 1/d."""
+    """Return random weights, those of all seeds in one tensor, with entries of variance 1/d."""
     shapes = {"answer": (VALUES, WIDTH)}
     for layer in range(LAYERS):
         shapes |= {f"{name}{layer}": (HEADS, HEAD, WIDTH) for name in ("query", "key", "value")}
@@ -139,7 +140,7 @@ def initial(generators: Sequence[torch.Generator]) -> Parameters:
 
 
 def weights(parameters: Parameters, layer: int, X: Tensor, qk_norm: float | None = None) -> Tensor:
-    """Attention weights of a layer at X (seeds, …, n, d): (seeds, …, heads, n, n)."""
+    """Return attention weights of a layer at X (seeds, …, n, d): (seeds, …, heads, n, n)."""
     q = torch.einsum("shkd,s...nd->s...hnk", parameters[f"query{layer}"], X)
     k = torch.einsum("shkd,s...nd->s...hnk", parameters[f"key{layer}"], X)
     if qk_norm is None:
@@ -148,14 +149,14 @@ def weights(parameters: Parameters, layer: int, X: Tensor, qk_norm: float | None
 
 
 def attend(parameters: Parameters, layer: int, X: Tensor, qk_norm: float | None = None) -> Tensor:
-    """What the attention of a layer adds to X, output projection included."""
+    """Return what the attention of a layer adds to X, output projection included."""
     P = weights(parameters, layer, X, qk_norm)
     v = torch.einsum("shkd,s...nd->s...hnk", parameters[f"value{layer}"], X)
     return torch.einsum("shdk,s...hnk->s...nd", parameters[f"output{layer}"], P @ v)
 
 
 def states(parameters: Parameters, X: Tensor, qk_norm: float | None = None) -> list[Tensor]:
-    """What enters each layer, and what leaves the last."""
+    """Return what enters each layer, and what leaves the last."""
     found = [X]
     for layer in range(LAYERS):
         X = X + attend(parameters, layer, X, qk_norm)
@@ -166,13 +167,13 @@ def states(parameters: Parameters, X: Tensor, qk_norm: float | None = None) -> l
 
 
 def logits(parameters: Parameters, X: Tensor, qk_norm: float | None = None) -> Tensor:
-    """Read the answer from the last token: (seeds, …, values)."""
+    """Return the answer as the last token gives it: (seeds, …, values)."""
     last = states(parameters, X, qk_norm)[-1][..., -1, :]
     return torch.einsum("svd,s...d->s...v", parameters["answer"], last)
 
 
 def sigma_of_attention(parameters: Parameters, X: Tensor) -> Tensor:
-    """σ of the attention of each layer where it works, added up, one number a seed."""
+    """Return σ of the attention of each layer at its tokens, added up, one number for each seed."""
     entering = states(parameters, X)
     total = sum(
         _sigma(partial(attend, parameters, layer), entering[layer]) for layer in range(LAYERS)
@@ -181,12 +182,12 @@ def sigma_of_attention(parameters: Parameters, X: Tensor) -> Tensor:
 
 
 def sigma_of_network(parameters: Parameters, X: Tensor) -> Tensor:
-    """σ of the map from embeddings to logits, one number a seed."""
+    """Return σ of the map from embeddings to logits, one number for each seed."""
     return _sigma(partial(_as_row, parameters), X).mean(-1)
 
 
 def mixing(parameters: Parameters, X: Tensor) -> Tensor:
-    """‖P‖ times the norm of the value matrix with its projection, over heads and layers."""
+    """Return the sum over heads and layers of ‖P‖ times the norm of the projected value matrix."""
     entering = states(parameters, X)
     total = 0.0
     for layer in range(LAYERS):
@@ -198,9 +199,9 @@ def mixing(parameters: Parameters, X: Tensor) -> Tensor:
 
 
 def softmax_jacobian(parameters: Parameters, X: Tensor) -> Tensor:
-    """The bound of ‖diag(p) − ppᵀ‖ by the two largest weights, averaged over rows, heads, layers.
+    """Return the mean over rows, heads and layers of the two-weights bound of ‖diag(p) − ppᵀ‖.
 
-    Our reading of the regulariser JaSMin (Yudin et al. 2025), of which the abstract says that it
+    This is our reading of the regulariser JaSMin (Yudin et al. 2025), whose abstract says that it
     makes the norm of the softmax's Jacobian small (:prf:ref:`lem-rivals-softmax`).
     """
     entering = states(parameters, X)
@@ -225,7 +226,7 @@ def capped(parameters: Parameters, cap: float) -> Parameters:
     return found
 
 
-#: The means that are compared, by the names that the page uses.
+#: The methods that are compared, by the names that the page uses.
 METHODS = {
     "plain": Method(),
     "σ of attention": Method(sigma_of_attention, strengths=(1.0, 0.3, 0.1, 0.03)),
@@ -239,7 +240,7 @@ METHODS = {
 
 
 class Trained(NamedTuple):
-    """Networks of several seeds after training; ``losses`` (steps, seeds) without penalties."""
+    """Networks of several seeds after training; ``losses`` (steps, seeds) are without penalties."""
 
     parameters: Parameters
     qk_norm: float | None
@@ -249,7 +250,7 @@ class Trained(NamedTuple):
 def train(
     method: Method, strength: float, seeds: Sequence[int] = SEEDS, *, steps: int = STEPS
 ) -> Trained:
-    """Train one network a seed, all at once, with Adam and a rate that is zero after ``STEPS``.
+    """Train one network for each seed, all at once, with Adam and a rate that falls to zero.
 
     Every seed has its own generator, for its weights first and then for its sequences, so that
     methods start alike and see the same sequences.
@@ -287,7 +288,7 @@ def train(
 
 
 def margins(trained: Trained, X: Tensor, answers: Tensor) -> Tensor:
-    """The logit of the right answer less the largest other: (seeds, count)."""
+    """Return the logit of the right answer minus the largest other: (seeds, count)."""
     scores = logits(trained.parameters, X, trained.qk_norm)
     right = answers[..., None]
     others = scores.scatter(-1, right, -torch.inf)
@@ -297,10 +298,10 @@ def margins(trained: Trained, X: Tensor, answers: Tensor) -> Tensor:
 def attacked(
     trained: Trained, X: Tensor, answers: Tensor, radius: float, *, steps: int = 15
 ) -> Tensor:
-    """The least margin that projected gradient steps find in the ball around each X.
+    """Return the least margin that projected gradient steps find in the ball around each X.
 
-    All tokens of a sequence move together, by ``radius`` in the Frobenius norm; the first step
-    goes along the gradient at X.
+    All tokens of a sequence move together, by ``radius`` in the Frobenius norm, and the first step
+    is along the gradient at X.
     """
     H = torch.zeros_like(X)
     least = margins(trained, X, answers)
@@ -312,7 +313,7 @@ def attacked(
 
 
 def rounded(parameters: Parameters, kind: str) -> Parameters:
-    """Weights in fewer bits: ``"int8"`` (one scale a matrix row) or ``"bfloat16"``.
+    """Return weights in fewer bits: ``"int8"`` (one scale for each row) or ``"bfloat16"``.
 
     Examples
     --------
@@ -332,12 +333,12 @@ def rounded(parameters: Parameters, kind: str) -> Parameters:
 
 
 def held_out(seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Sequences that no training draws, different for every seed."""
+    """Return sequences that no training draws, different for every seed."""
     return sequences([torch.Generator().manual_seed(10_000 + seed) for seed in seeds], HELD_OUT)
 
 
 def measure(trained: Trained, seeds: Sequence[int] = SEEDS) -> dict[str, Tensor]:
-    """What became of the networks on held-out sequences: one number a seed for each question."""
+    """Return results of the networks on held-out sequences: one number a seed for each question."""
     X, answers = held_out(seeds)
     clear = margins(trained, X, answers)
     scores = logits(trained.parameters, X, trained.qk_norm)
@@ -373,7 +374,7 @@ def measure(trained: Trained, seeds: Sequence[int] = SEEDS) -> dict[str, Tensor]
 
 
 def choose(method: Method, tried: dict[str, float], *, steps: int = STEPS) -> float:
-    """The strongest strength that keeps the accuracy, on seeds of its own; ``tried`` is filled."""
+    """Return the strongest strength that keeps the accuracy on other seeds; fill ``tried``."""
     for strength in method.strengths:
         trained = train(method, strength, CHOSEN_ON, steps=steps)
         clear = margins(trained, *held_out(CHOSEN_ON)) > 0
@@ -384,7 +385,7 @@ def choose(method: Method, tried: dict[str, float], *, steps: int = STEPS) -> fl
 
 
 def study(name: str, *, steps: int = STEPS) -> dict:
-    """Choose the strength of a method, train with it, measure: what ``stored`` keeps."""
+    """Choose the strength of a method, train with it, and return what ``stored`` keeps."""
     method = METHODS[name]
     tried: dict[str, float] = {}
     strength = choose(method, tried, steps=steps)
@@ -395,13 +396,13 @@ def study(name: str, *, steps: int = STEPS) -> dict:
 
 
 def stored() -> pd.DataFrame:
-    """What is kept with the book, one row a method.
+    """Return the results that are kept with the book, one row for each method.
 
     Returns
     -------
     pandas.DataFrame
         Index ``name``; columns ``strength``, ``tried`` (accuracies by strength), ``losses`` (a row
-        at every twentieth step) and what :func:`measure` returns, a list with one number a seed.
+        for every twentieth step) and those of :func:`measure`, lists with one number for each seed.
 
     Examples
     --------
@@ -417,7 +418,7 @@ def stored() -> pd.DataFrame:
 
 
 def interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Student's interval for the mean of independent, normal values.
+    """Return Student's interval for the mean of independent, normal values.
 
     Examples
     --------
@@ -433,7 +434,7 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, 
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Study every method and write what comes out to a file; go on where a run was interrupted."""
+    """Study every method, write the results to a file, and continue an interrupted run."""
     parser = argparse.ArgumentParser(prog="python -m lipcore.lab.training", description=__doc__)
     parser.add_argument("file", type=Path, help="where the results go, as JSON")
     parser.add_argument("--steps", type=int, default=STEPS, help="fewer, to see that all runs")

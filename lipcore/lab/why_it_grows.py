@@ -26,7 +26,7 @@ def layer_constants(
     start: int | torch.Generator = 0,
     tol: float = 1e-2,
 ) -> np.ndarray:
-    """Local constants of several layers on consecutive pieces of a text, at several lengths.
+    """Return local constants of layers on consecutive pieces of a text, at several lengths.
 
     Parameters
     ----------
@@ -37,9 +37,9 @@ def layer_constants(
     layers : sequence of int, optional
         All if left out.
     count, start
-        Of the pieces, as for :func:`lipcore.models.texts.sequences`.
+        The number of pieces and their start, as for :func:`lipcore.models.texts.sequences`.
     tol : float
-        Relative tolerance; values are lower by at most about so much.
+        The relative tolerance; values are lower by at most about this much.
 
     Returns
     -------
@@ -75,11 +75,11 @@ def layer_constants(
 
 
 def term_shares(attention: Attention, X: Tensor, found: SpectralNorm) -> Tensor:
-    r"""The share of each of the Jacobian's terms (:prf:ref:`thm-jacobian`) in the worst response.
+    r"""Return the share of each term (:prf:ref:`thm-jacobian`) in the worst response.
 
     With the top singular pair, :math:`D_Xf[H] = \sigma G`, the three numbers
-    :math:`\langle G, \mathrm{term}[H]\rangle/\sigma` add up to one. A share may be negative: a term
-    can work against the others.
+    :math:`\langle G, \mathrm{term}[H]\rangle/\sigma` add up to one. A share is negative where a
+    term works against the others.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ def term_shares(attention: Attention, X: Tensor, found: SpectralNorm) -> Tensor:
     Returns
     -------
     Tensor, shape (…, 3)
-        Mixing, own query, others' keys.
+        Mixing, own query (the query term), and others' keys (the key term).
 
     Raises
     ------
@@ -113,7 +113,7 @@ def term_shares(attention: Attention, X: Tensor, found: SpectralNorm) -> Tensor:
 
 
 def column_means(P: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Largest mean and largest root mean square of a column of weights (:prf:ref:`thm-why-lever`).
+    r"""Return the largest mean and root mean square of a column of P (:prf:ref:`thm-why-lever`).
 
     .. math:: \max_j \Big(\frac1n\sum_i P_{ij}^2\Big)^{1/2} \le \frac{\|P\|_2}{\sqrt n}
         \le \Big(\max_j \frac1n\sum_i P_{ij}\Big)^{1/2}

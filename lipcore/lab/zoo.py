@@ -1,4 +1,4 @@
-"""Relatives of softmax attention, as plain differentiable maps of tokens."""
+"""Relatives of softmax attention, as differentiable maps of tokens."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from lipcore._checks import (
 def l2_attention_map(
     X: Tensor, query: Tensor, value: Tensor, output: Tensor | None = None
 ) -> Tensor:
-    r"""L2 self-attention: minus squared distances for scores, query = key (:prf:ref:`thm-zoo-l2`).
+    r"""Return the outputs of L2 self-attention, with query = key (:prf:ref:`thm-zoo-l2`).
 
-    Introduced by Kim, Papamakarios & Mnih (2021). With :math:`A_h = Q_h^\top Q_h/\sqrt k`,
+    Its scores are minus squared distances (Kim, Papamakarios & Mnih 2021). With
+    :math:`A_h = Q_h^\top Q_h/\sqrt k`,
 
     .. math:: f(X)_i = W^O \Big[ V_h A_h \sum_j P^h_{ij} x_j \Big]_h, \qquad
         P^h_{i\cdot} = \mathrm{softmax}_j\big( -\|Q_h x_i - Q_h x_j\|^2/\sqrt k \big)
@@ -32,7 +33,7 @@ def l2_attention_map(
     query : Tensor, shape (heads, k, d)
     value : Tensor, shape (heads, p, d)
     output : Tensor, shape (q, heads·p), optional
-        W^O; left out, the heads are concatenated.
+        The matrix W^O; if left out, the heads are concatenated.
 
     Returns
     -------
@@ -69,9 +70,9 @@ def l2_attention_map(
 
 
 def sigmoid_attention_map(X: Tensor, A: Tensor, V: Tensor, *, bias: float | None = None) -> Tensor:
-    r"""Sigmoid attention, in which keys do not compete (:prf:ref:`thm-zoo-sigmoid`).
+    r"""Return the outputs of sigmoid attention: keys do not compete (:prf:ref:`thm-zoo-sigmoid`).
 
-    Studied by Ramapuram et al. (2024).
+    It is studied by Ramapuram et al. (2024).
 
     .. math:: f(X)_i = V \sum_j \frac{x_j}{1 + e^{-(Ax_i)\cdot x_j - b}}
 
@@ -81,7 +82,7 @@ def sigmoid_attention_map(X: Tensor, A: Tensor, V: Tensor, *, bias: float | None
     A : Tensor, shape (d, d)
     V : Tensor, shape (p, d)
     bias : float, optional
-        b; −log n if left out, with which a token whose scores are zero gives about one in all.
+        The bias b, −log n if left out; a token with scores of zero then gives about one in all.
 
     Returns
     -------
@@ -105,9 +106,9 @@ def sigmoid_attention_map(X: Tensor, A: Tensor, V: Tensor, *, bias: float | None
 
 
 def linear_attention_map(X: Tensor, A: Tensor, V: Tensor) -> Tensor:
-    r"""Linear attention: no nonlinearity on the scores (:prf:ref:`thm-zoo-linear`).
+    r"""Return the outputs of linear attention, with scores as weights (:prf:ref:`thm-zoo-linear`).
 
-    That of Katharopoulos et al. (2020), with the identity for features.
+    It is the attention of Katharopoulos et al. (2020) with the identity for features.
 
     .. math:: f(X)_i = \frac1n V \sum_j \big((Ax_i)\cdot x_j\big)\, x_j
 
@@ -140,9 +141,9 @@ def linear_attention_map(X: Tensor, A: Tensor, V: Tensor) -> Tensor:
 def cosine_attention_map(
     X: Tensor, query: Tensor, key: Tensor, V: Tensor, *, temperature: float = 10.0
 ) -> Tensor:
-    r"""Cosine attention: a softmax of cosines of queries and keys (:prf:ref:`thm-zoo-cosine`).
+    r"""Return the outputs of cosine attention, a softmax of cosines (:prf:ref:`thm-zoo-cosine`).
 
-    That of Qi et al. (2023), but with values as they are.
+    The cosines are those of queries and keys, as in Qi et al. (2023); values are not normalised.
 
     .. math:: s_{ij} = \tau\,\frac{Qx_i}{\|Qx_i\|}\cdot\frac{Kx_j}{\|Kx_j\|}
 
@@ -152,7 +153,7 @@ def cosine_attention_map(
     query, key : Tensor, shape (k, d)
     V : Tensor, shape (p, d)
     temperature : float
-        τ, the largest score.
+        The temperature τ, which is the largest score.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-r"""Attention on measures: mean-field maps, optimal transport, local constants, mass splitting.
+r"""Attention on measures: mean-field maps, optimal transport, local constants and mass splitting.
 
 A sequence of tokens is a measure :math:`\mu = \sum_i w_i \delta_{x_i}`; attention pushes it forward
 through a map that depends on it, :math:`F(\mu) = (\Gamma_\mu)_\sharp \mu`. A weight stands for any

@@ -1,4 +1,4 @@
-"""Discrete probability measures, and a variant with times: sequences with a causal order."""
+"""Discrete probability measures, and those with times, which are sequences with a causal order."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from torch import Tensor
 
 from lipcore._checks import check_real_tensor, check_same_kind, check_tokens
 
-#: How far from one a sum of weights may lie, and how far from one another two time marginals.
+#: How far a sum of weights may be from one, and two time marginals from each other.
 WEIGHT_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
 
 
 class _Atoms:
-    """What measures with and without times share."""
+    """The properties that measures with and without times share."""
 
     points: Tensor
     weights: Tensor
 
     @property
     def dim(self) -> int:
-        """Dimension d of the space."""
+        """The dimension d of the space."""
         return self.points.shape[-1]
 
     @property
     def radius(self) -> float:
-        """Largest norm of a point that has mass."""
+        """The largest norm of a point that has mass."""
         return self.points[self.weights > 0].norm(dim=-1).max().item()
 
 
@@ -89,7 +89,7 @@ class TimedMeasure(_Atoms):
     Raises
     ------
     ValueError, TypeError
-        If a time lies outside [0, 1], and in the cases of :class:`DiscreteMeasure`.
+        If a time is outside [0, 1], and in the cases of :class:`DiscreteMeasure`.
 
     Examples
     --------
@@ -126,12 +126,12 @@ class TimedMeasure(_Atoms):
         return DiscreteMeasure(self.points[now], self.weights[now] / self.weights[now].sum())
 
 
-#: Measures that attention acts on.
+#: The measures that attention acts on.
 Measure = DiscreteMeasure | TimedMeasure
 
 
 def check_weights(weights: Tensor | None, points: Tensor) -> Tensor:
-    """Return probabilities, one for each point (…, n): ``weights``, or 1/n for None; else raise."""
+    """Return ``weights``, or 1/n for None, as probabilities of the points (…, n); else raise."""
     shape = points.shape[:-1]
     if weights is None:
         return points.new_full(shape, 1 / shape[-1])
@@ -169,7 +169,7 @@ def check_times(name: str, times: object, points: Tensor) -> Tensor:
 
 
 def _merged(atoms: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Distinct rows of the atoms (n, k) that have mass, in lexicographic order, and the masses."""
+    """Return the distinct rows of atoms (n, k) with mass, lexicographically, and their masses."""
     positive = weights > 0
     distinct, group = torch.unique(atoms[positive], dim=0, return_inverse=True)
     masses = weights.new_zeros(len(distinct)).index_add(0, group, weights[positive])

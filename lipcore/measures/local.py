@@ -1,8 +1,8 @@
 """Local Lipschitz constants of attention on measures, with and without mass splitting.
 
 :func:`local_constant` and :func:`splitting_gain` take one measure of any size and iterate. Their
-namesakes with ``dense_`` take batches of small measures and compute singular values of whole
-matrices.
+namesakes with ``dense_`` take batches of small measures and compute singular values of dense
+matrices. Mass splitting means that copies of a duplicated token may move apart.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from lipcore.measures.mean_field import (
 from lipcore.operators import LinearOperator
 from lipcore.spectral import spectral_norm
 
-#: Bytes of intermediate results that are held at once, roughly.
+#: About this many bytes of intermediate results are held at once.
 BATCH_BYTES = 2**26
 
 
 def local_constant(
     mu: Measure, A: Tensor, V: Tensor, *, splitting: bool = False, tol: float = 1e-8
 ) -> float:
-    r"""Local Lipschitz constant of (masked) mean-field attention at μ, in W₂ (or d₂).
+    r"""Return the local Lipschitz constant of (masked) mean-field attention at μ, in W₂ (or d₂).
 
-    Without splitting it is :math:`\|D_\mu F\|`, the norm of the derivative on :math:`L^2(\mu)`:
-    equal atoms move together. With splitting the copies of an atom may part
-    (:prf:ref:`thm-split`):
+    Without mass splitting it is :math:`\|D_\mu F\|`, the norm of the derivative on
+    :math:`L^2(\mu)`, and equal atoms move together. With mass splitting the copies of an atom may
+    part (:prf:ref:`thm-split`):
 
     .. math:: \mathrm{Lip_{split}}(\mu)
         = \max\big(\|D_\mu F\|_{L^2(\mu)},\; \max_i \|V C_i A\|_2\big).
@@ -63,7 +63,7 @@ def local_constant(
     Returns
     -------
     float
-        An estimate from below, up to ``tol``.
+        An estimate from below, to the relative tolerance ``tol``.
 
     Raises
     ------
@@ -74,11 +74,11 @@ def local_constant(
 
     Notes
     -----
-    Local means that no mass moves far: the second is the upper limit of
-    :math:`W_2(F(\nu), F(\mu)) / W_2(\nu, \mu)` as ν → μ in :math:`W_\infty`. Where ν → μ in
-    :math:`W_2` only, ever less mass may move over a fixed distance, and the upper limit may be
+    Local means that no mass moves far: the constant with splitting is the upper limit of
+    :math:`W_2(F(\nu), F(\mu)) / W_2(\nu, \mu)` as ν → μ in :math:`W_\infty`. If ν → μ in
+    :math:`W_2` only, less and less mass may move over a fixed distance, and the upper limit may be
     larger, as difference quotients of :math:`\Gamma_\mu` are. Over all measures in a ball the
-    suprema of all three agree: they are the Lipschitz constant (:prf:ref:`prop-split-global`).
+    suprema of all three agree, and are the Lipschitz constant (:prf:ref:`prop-split-global`).
 
     Examples
     --------
@@ -95,15 +95,15 @@ def local_constant(
 
 
 def splitting_gain(mu: Measure, A: Tensor, V: Tensor, *, tol: float = 1e-8) -> float:
-    r"""How much mass splitting helps at μ, :math:`\mathrm{Lip_{split}}(\mu)/\|D_\mu F\|`.
+    r"""Return the gain of mass splitting at μ, :math:`\mathrm{Lip_{split}}(\mu)/\|D_\mu F\|`.
 
-    It has no bound (:prf:ref:`prop-split-gain`). Parameters and errors are those of
-    :func:`local_constant`.
+    Over all μ the gain is unbounded (:prf:ref:`prop-split-gain`). Parameters and errors are those
+    of :func:`local_constant`.
 
     Returns
     -------
     float
-        One where splitting does not help, infinity where :math:`\|D_\mu F\|` alone vanishes.
+        One where splitting does not help, and infinity where only :math:`\|D_\mu F\|` vanishes.
 
     Examples
     --------
@@ -130,12 +130,12 @@ def dense_local_constant(
     splitting: bool = False,
     times: Tensor | None = None,
 ) -> Tensor:
-    r""":func:`local_constant` for a batch of small measures at once, by dense algebra.
+    r"""Return the :func:`local_constant` of each small measure of a batch, by dense algebra.
 
     Parameters
     ----------
     points : Tensor, shape (…, n, d)
-        Made for n·d up to about 64: the cost of each measure grows as :math:`n^3 d^3`.
+        Points, best for n·d up to about 64: the cost of each measure grows as :math:`n^3 d^3`.
     weights : Tensor, shape (…, n), or None
         Each row non-negative, with sum one; uniform if None.
     A : Tensor, shape (d, d)
@@ -170,7 +170,7 @@ def dense_local_constant(
 def dense_splitting_gain(
     points: Tensor, weights: Tensor | None, A: Tensor, V: Tensor, *, times: Tensor | None = None
 ) -> Tensor:
-    r""":func:`splitting_gain` for a batch of small measures at once, by dense algebra.
+    r"""Return the :func:`splitting_gain` of each small measure of a batch, by dense algebra.
 
     Parameters and errors are those of :func:`dense_local_constant`.
 
@@ -201,7 +201,7 @@ def _support(mu: object) -> Measure:
 
 
 def _derivative_norm(mu: Measure, A: Tensor, V: Tensor, tol: float) -> float:
-    """‖D_μF‖ in L²(μ), for distinct atoms."""
+    """Return ‖D_μF‖ in L²(μ), for distinct atoms."""
     jacobian = attention_over(mu, A, V).jacobian(mu.points)
     found = spectral_norm(_JacobianInMass(jacobian, mu.weights), tol=tol)
     if not bool(found.converged):
@@ -233,7 +233,7 @@ class _JacobianInMass(LinearOperator):
 
 
 def _own_query_norm(mu: Measure, A: Tensor, V: Tensor) -> float:
-    """max_i ‖V C_i A‖₂ over the atoms, a block of rows at a time."""
+    """Return max_i ‖V C_i A‖₂ over the atoms, by blocks of rows."""
     n, d = mu.points.shape
     block = max(1, BATCH_BYTES // (n * (2 * d + V.shape[0]) * mu.points.element_size()))
     largest = 0.0
@@ -248,7 +248,7 @@ def _own_query_norm(mu: Measure, A: Tensor, V: Tensor) -> float:
 def _batched_norms(
     points: Tensor, weights: Tensor | None, A: Tensor, V: Tensor, times: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Check, then work through :func:`_dense_norms` in chunks: two tensors points.shape[:-2]."""
+    """Check, and return the results of :func:`_dense_norms` in chunks: two of points.shape[:-2]."""
     check_tokens(points, name="points")
     weights = check_weights(weights, points)
     if times is not None:
@@ -271,7 +271,7 @@ def _batched_norms(
 def _dense_norms(
     points: Tensor, weights: Tensor, A: Tensor, V: Tensor, times: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    r"""‖D_μF‖ in L²(μ) and max_i ‖V C_i A‖, both of shape (B,), from matrices of size nq × nd.
+    r"""Return ‖D_μF‖ in L²(μ) and max_i ‖V C_i A‖, shape (B,), from matrices of size nq × nd.
 
     In the orthonormal coordinates :math:`\sqrt{w_i}\,h_i` the matrix of D_μF has blocks
     :math:`\sqrt{w_i w_j}\, G_{ij}\,(V + V(x_j-m_i)(Ax_i)^\top) + \delta_{ij} V C_i A`.

@@ -1,4 +1,4 @@
-r"""Attention on measures, :math:`F(\mu) = (\Gamma_\mu)_\sharp\mu`, masked or not, and the map Γ."""
+r"""Attention on measures, :math:`F(\mu) = (\Gamma_\mu)_\sharp\mu`, with and without a mask."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from lipcore.measures.discrete import DiscreteMeasure, Measure, TimedMeasure, ch
 
 
 def mean_field_attention(mu: DiscreteMeasure, A: Tensor, V: Tensor) -> DiscreteMeasure:
-    r"""Attention on measures (Castin, Ablin & Peyré 2024; :prf:ref:`def-mean-field`).
+    r"""Return the image of μ under attention on measures (:prf:ref:`def-mean-field`).
+
+    This is the map of Castin, Ablin & Peyré 2024,
 
     .. math:: F(\mu) = (\Gamma_\mu)_\sharp\mu, \qquad \Gamma_\mu(x) =
         V\, \frac{\int e^{(Ax)\cdot y}\, y\, d\mu(y)}{\int e^{(Ax)\cdot y}\, d\mu(y)}
@@ -48,7 +50,9 @@ def mean_field_attention(mu: DiscreteMeasure, A: Tensor, V: Tensor) -> DiscreteM
 
 
 def masked_mean_field_attention(mu: TimedMeasure, A: Tensor, V: Tensor) -> TimedMeasure:
-    r"""Masked attention on measures: at time s tokens of times τ ≤ s count (:prf:ref:`def-timed`).
+    r"""Return the image of μ under masked attention on measures (:prf:ref:`def-timed`).
+
+    At time s only the tokens with times τ ≤ s count:
 
     .. math:: F^m(\mu) = \big((s,x)\mapsto(s,\Gamma_\mu(s,x))\big)_\sharp\mu, \qquad
         \Gamma_\mu(s,x) = V\, \frac{\int_{\tau\le s} e^{(Ax)\cdot y}\, y\, d\mu(\tau,y)}
@@ -91,7 +95,7 @@ def masked_mean_field_attention(mu: TimedMeasure, A: Tensor, V: Tensor) -> Timed
 def gamma_map(
     mu: Measure, x: Tensor, A: Tensor, V: Tensor, *, times: Tensor | None = None
 ) -> Tensor:
-    r""":math:`\Gamma_\mu(x)` at any points x (:prf:ref:`def-mean-field`, :prf:ref:`def-timed`).
+    r"""Return :math:`\Gamma_\mu(x)` at points x (:prf:ref:`def-mean-field`, :prf:ref:`def-timed`).
 
     Parameters
     ----------
@@ -127,9 +131,9 @@ def gamma_map(
 def gamma_derivative(
     mu: Measure, x: Tensor, A: Tensor, V: Tensor, *, times: Tensor | None = None
 ) -> Tensor:
-    r""":math:`\nabla\Gamma_\mu(x) = V C A`, C the covariance of μ tilted by :math:`e^{Ax\cdot y}`.
+    r"""Return :math:`\nabla\Gamma_\mu(x) = V C A`, C the covariance of μ for :math:`e^{Ax\cdot y}`.
 
-    At an atom it is what a copy of that atom feels when it moves alone (:prf:ref:`thm-split`).
+    At an atom this is the effect of moving one copy of it alone (:prf:ref:`thm-split`).
     Parameters and errors are those of :func:`gamma_map`.
 
     Returns
@@ -148,7 +152,7 @@ def gamma_derivative(
 
 
 def attention_over(mu: Measure, A: Tensor, V: Tensor) -> Attention:
-    """Attention over the atoms of mu: weights in the softmax, a mask from the times."""
+    """Return attention over the atoms of mu, with their weights, and a mask from the times."""
     check_matrices(mu.points, A, V)
     mask = sees(mu.times, mu.times) if isinstance(mu, TimedMeasure) else None
     return Attention.from_matrices(A, V, log_weights=mu.weights.log(), mask=mask)
@@ -172,14 +176,14 @@ def check_matrices(points: Tensor, A: Tensor, V: Tensor) -> None:
 
 
 def sees(query_times: Tensor, key_times: Tensor) -> Tensor:
-    """Whether a query at time s sees a key at time τ ≤ s: (…, m), (…, n) → (…, m, n)."""
+    """Return whether a query at time s sees a key at time τ ≤ s: (…, m), (…, n) → (…, m, n)."""
     return key_times[..., None, :] <= query_times[..., :, None]
 
 
 def log_density(
     x: Tensor, y: Tensor, log_weights: Tensor, A: Tensor, visible: Tensor | None
 ) -> Tensor:
-    r"""Logarithm of the softmax as a density G against the weights, :math:`P_{ij} = w_j G_{ij}`.
+    r"""Return log of the softmax as a density G against the weights, :math:`P_{ij} = w_j G_{ij}`.
 
     It is finite where a weight vanishes, and NaN in rows that see no mass. Shapes: x (…, m, d),
     y (…, n, d), log_weights (…, n), visible (…, m, n) → (…, m, n).
@@ -195,14 +199,14 @@ def log_density(
 
 
 def own_query(P: Tensor, y: Tensor, A: Tensor, V: Tensor) -> tuple[Tensor, Tensor]:
-    r""":math:`V C_i A`, (…, m, q, d), and :math:`V(y_j - m_i)`, (…, m, n, q), of P (…, m, n)."""
+    r"""Return :math:`V C_i A`, (…, m, q, d), and :math:`V(y_j - m_i)`, (…, m, n, q), of P."""
     centred = y[..., None, :, :] - (P @ y)[..., :, None, :]  # (…, m, n, d)
     values = centred @ V.mT
     return (P[..., None] * values).mT @ (centred @ A), values
 
 
 def _rows(mu: Measure, x: Tensor, A: Tensor, V: Tensor, times: Tensor | None) -> Tensor:
-    """Rows of the softmax of queries x against the atoms of mu: (m, n)."""
+    """Return the rows (m, n) of the softmax of queries x against the atoms of mu."""
     check_matrices(mu.points, A, V)
     check_tokens(check_real_tensor("x", x, ndim=2), mu.dim, "x")
     check_same_kind("x", x, mu.points, "the measure")
@@ -219,7 +223,7 @@ def _rows(mu: Measure, x: Tensor, A: Tensor, V: Tensor, times: Tensor | None) ->
 
 
 def _check_times_with_mass(name: str, mu: TimedMeasure, times: Tensor) -> None:
-    """Refuse times before the first mass of mu: Γ is not defined there."""
+    """Refuse times before the first mass of mu, where Γ is not defined."""
     first = mu.times[mu.weights > 0].min().item()
     if bool((times < first).any()):
         raise ValueError(

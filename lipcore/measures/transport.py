@@ -12,20 +12,20 @@ from torch import Tensor
 from lipcore._checks import check_number
 from lipcore.measures.discrete import WEIGHT_TOLERANCE, DiscreteMeasure, TimedMeasure
 
-#: Largest share of a plan's cost by which it may fail to be optimal, as its dual potentials tell.
+#: The largest share of a plan's cost by which it may miss the optimum, by its dual potentials.
 DUALITY_GAP = 1e-7
 
 
 def wasserstein(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float = 2) -> float:
-    r"""Wasserstein distance :math:`W_p`, over the couplings π (:prf:ref:`def-wasserstein`).
+    r"""Return the Wasserstein distance :math:`W_p` of two measures (:prf:ref:`def-wasserstein`).
 
     .. math:: W_p(\mu,\nu)^p = \min_\pi \sum_{ij} \pi_{ij} \|x_i - y_j\|^p
 
-    By the network simplex of POT (:func:`ot.emd`), in time about :math:`nm(n+m)` between measures
-    of n and m points. Its dual potentials bound the error: the relative error of
-    :math:`W_p^p` is at most 1e-7, or the plan is refused. Sums of weights are known to rounding
-    only, so a :math:`W_2` below :math:`2\cdot10^{-8}\sqrt{n+m}` times the longest way that mass
-    takes may be rounding.
+    The minimum is over the couplings π. It is found by the network simplex of POT (:func:`ot.emd`),
+    in time about :math:`nm(n+m)` between measures of n and m points. Dual potentials bound the
+    error: the relative error of :math:`W_p^p` is at most 1e-7, or the plan is refused. Sums of
+    weights are known up to rounding only, so a :math:`W_2` below :math:`2\cdot10^{-8}\sqrt{n+m}`
+    times the longest way of any mass may be rounding.
 
     Parameters
     ----------
@@ -42,13 +42,13 @@ def wasserstein(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float = 2) -> float
     ValueError, TypeError
         If p < 1, the dimensions differ, or an argument is no :class:`DiscreteMeasure`.
     ImportError
-        Without POT, where it is needed: between two measures of two points at least.
+        If POT is missing and needed, which it is if both measures have two points or more.
     RuntimeError
         If POT finds no plan that is optimal to the stated accuracy.
 
     Notes
     -----
-    Villani (2009); Flamary et al. (2021) for POT.
+    See Villani (2009), and Flamary et al. (2021) for POT.
 
     Examples
     --------
@@ -63,7 +63,7 @@ def wasserstein(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float = 2) -> float
 
 
 def transport_plan(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float = 2) -> Tensor:
-    r"""Find one coupling π that attains :math:`W_p` (:prf:ref:`def-wasserstein`).
+    r"""Return one coupling π that attains :math:`W_p` (:prf:ref:`def-wasserstein`).
 
     Parameters and errors are those of :func:`wasserstein`. For equally many equal masses there is
     a permutation among the optimal plans (:prf:ref:`thm-mt-birkhoff`).
@@ -85,11 +85,11 @@ def transport_plan(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float = 2) -> Te
 
 
 def conditional_wasserstein(mu: TimedMeasure, nu: TimedMeasure, p: float = 2) -> float:
-    r"""Conditional transport distance, for masked attention (:prf:ref:`def-timed`).
+    r"""Return the conditional transport distance, for masked attention (:prf:ref:`def-timed`).
 
     .. math:: d_p(\mu,\nu)^p = \int W_p^p(\mu^\tau,\nu^\tau)\,d\theta(\tau)
 
-    Mass moves in space and never in time (Castin, Ablin & Peyré 2024). It is never below
+    Mass moves in space and never in time (Castin, Ablin & Peyré 2024). The distance is never below
     :math:`W_p` on :math:`[0,1]\times\mathbb R^d` (:prf:ref:`prop-timed-distance`).
 
     Parameters
@@ -128,7 +128,7 @@ def conditional_wasserstein(mu: TimedMeasure, nu: TimedMeasure, p: float = 2) ->
 def _optimal_plan(
     mu: DiscreteMeasure, nu: DiscreteMeasure, p: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Find an optimal plan; return it and the distances, two arrays (n, m)."""
+    """Return an optimal plan and the distances, two arrays (n, m)."""
     _check_pair(mu, nu, DiscreteMeasure)
     p = check_number("p", p, minimum=1)
     a = _array(mu.weights)
@@ -143,20 +143,20 @@ def _optimal_plan(
 
 
 def _plan_of_costs(a: np.ndarray, b: np.ndarray, distances: np.ndarray, p: float) -> np.ndarray:
-    """Optimal plan of positive masses a (n,), b (m,) for the costs distances^p (n, m)."""
-    if min(len(a), len(b)) == 1:  # one point has all the mass: no choice
+    """Return the optimal plan of positive masses a (n,), b (m,) for costs distances^p (n, m)."""
+    if min(len(a), len(b)) == 1:  # one point has all the mass, and there is no choice
         return np.outer(a, b)
     largest = distances.max()
     cost = (distances / largest) ** p if largest > 0 else np.zeros_like(distances)
     plan, value, gap = _plan_and_gap(a, b, cost, cap=1.0)
-    # A gap far below zero, too, says that the digits are lost.
+    # A gap far below zero also shows that the digits are lost.
     if abs(gap) <= DUALITY_GAP * value or value <= 0:
         return plan
-    # Digits of short ways are lost to far points. Ways far longer than the longest in use do not
-    # matter: they may cost less than they do, which a bound from below allows; but if they become
-    # so cheap that they are used, they must cost more.
-    # Masses that are no more than the rounding of the sums of weights may be sent anywhere: they
-    # are not counted, since on a long way they can cost more than all others on short ones.
+    # The digits of short ways are lost to far points. Ways far longer than the longest in use do
+    # not matter. They may be made cheaper, which a bound from below allows; if they become so cheap
+    # that they are used, their cost is raised again. Masses no larger than the rounding of the sums
+    # of weights may be sent anywhere. They are not counted, since on a long way they can cost more
+    # than all others on short ones.
     least = sum(cost.shape) * np.finfo(float).eps
     cap = 2 * cost[plan > least].max()
     if cap == 0:
@@ -177,7 +177,7 @@ def _plan_of_costs(a: np.ndarray, b: np.ndarray, distances: np.ndarray, p: float
 def _plan_and_gap(
     a: np.ndarray, b: np.ndarray, cost: np.ndarray, *, cap: float, least: float = 0.0
 ) -> tuple[np.ndarray, float, float]:
-    """Plan of POT for min(cost, cap), what it costs, and how far that may be above the least.
+    """Return POT's plan for min(cost, cap), its cost, and how far that may be above the least.
 
     Masses up to ``least`` are left out.
     """
@@ -197,7 +197,7 @@ def _array(tensor: Tensor) -> np.ndarray:
 
 
 def _distances(x: Tensor, y: Tensor) -> np.ndarray:
-    """‖x_i − y_j‖, (n, m), without overflow, nor products, which lose half of the digits."""
+    """Return ‖x_i − y_j‖, (n, m), without overflow, and without products, which lose digits."""
     x = x.detach().cpu().double()
     y = y.detach().cpu().double()
     largest = max(x.abs().max().item(), y.abs().max().item())
@@ -207,7 +207,7 @@ def _distances(x: Tensor, y: Tensor) -> np.ndarray:
 
 
 def _norm_p(mass: np.ndarray, distances: np.ndarray, p: float) -> float:
-    """(Σ mass · distances^p)^{1/p}, scaled so that no power overflows."""
+    """Return (Σ mass · distances^p)^{1/p}, scaled so that no power overflows."""
     used = distances[mass > 0]
     largest = used.max(initial=0.0)
     if largest == 0:
@@ -216,7 +216,7 @@ def _norm_p(mass: np.ndarray, distances: np.ndarray, p: float) -> float:
 
 
 def _pot():
-    """Import POT where it is first needed; in notebooks it complains about progress bars."""
+    """Import POT where it is first needed, without its warning on progress bars in notebooks."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="IProgress not found")

@@ -1,4 +1,4 @@
-"""Attention on two Diracs in closed form: the worst case of the mean-field regime."""
+"""Attention on two Diracs in closed form, the worst case of the mean-field regime."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from lipcore.measures.discrete import DiscreteMeasure
 class TwoDirac:
     r"""Two Diracs on a line, :math:`\mu = p\,\delta_{x_1}+(1-p)\,\delta_{x_2}`, A = ±γI, V = I.
 
-    With :math:`x_i = R\,t_i u`, u a unit vector, :math:`a = \gamma R^2`, the score
-    :math:`b_i = \pm a\, t_i (t_j - t_i)` of the other Dirac above one's own, and
+    Let :math:`x_i = R\,t_i u` with a unit vector u, and :math:`a = \gamma R^2`. The score of the
+    other Dirac exceeds one's own by :math:`b_i = \pm a\, t_i (t_j - t_i)`. With
     :math:`c = \pm a\,(t_j-t_i)^2`, each Dirac gives the other the weight
 
     .. math:: r_i = \frac{1}{1 + \frac{w_i}{w_j} e^{-b_i}}, \qquad
@@ -24,7 +24,7 @@ class TwoDirac:
 
     and the derivative along u is :math:`J_{ij} = r_i\,(1 + b_i(1-r_i))`,
     :math:`J_{ii} = (1-r_i)\,(1 + (c - b_i)\, r_i)`; across u only :math:`P_{ij} = r_i` is left. For
-    A = −γI, Diracs at ∓R have :math:`b = 2a, c = -4a`, and the worst mass is
+    A = −γI, Diracs at ∓R have :math:`b = 2a` and :math:`c = -4a`, and the worst mass is
     :math:`p \sim e^{-2a}/3` as a → ∞ (:prf:ref:`prop-mf-two`).
 
     Parameters
@@ -36,8 +36,8 @@ class TwoDirac:
     sign : {-1, 1}
         A = −γI or A = γI.
     positions : tuple of two floats, optional
-        t₁ and t₂; if left out, (−1, 1) for A = −γI and (1, ½) for A = γI, the worst cases of
-        :prf:ref:`thm-lower-eigen`.
+        The numbers t₁ and t₂. If left out, they are (−1, 1) for A = −γI and (1, ½) for A = γI, the
+        worst cases of :prf:ref:`thm-lower-eigen`.
 
     Raises
     ------
@@ -84,27 +84,27 @@ class TwoDirac:
 
     @property
     def score_gaps(self) -> Tensor:
-        """b_i, the score of the other Dirac above one's own: shape (2,)."""
+        """The b_i, by which the score of the other Dirac exceeds one's own: shape (2,)."""
         return self._signed_a * self._t * (self._t.flip(0) - self._t)
 
     @property
     def other_weight(self) -> Tensor:
-        """r_i, the weight that each Dirac gives to the other: shape (…, 2)."""
+        """The r_i, the weight that each Dirac gives to the other: shape (…, 2)."""
         return torch.sigmoid(self.score_gaps - self._log_odds)
 
     @property
     def own_weight(self) -> Tensor:
-        """1 − r_i to full precision, shape (…, 2)."""
+        """The 1 − r_i to full precision, shape (…, 2)."""
         return torch.sigmoid(self._log_odds - self.score_gaps)
 
     @property
     def images(self) -> Tensor:
-        """Γ_μ(x_i)·u, shape (…, 2)."""
+        """The Γ_μ(x_i)·u, shape (…, 2)."""
         return self.radius * (self._t + self.other_weight * (self._t.flip(0) - self._t))
 
     @property
     def derivative(self) -> Tensor:
-        """Matrix of D_μF along u in the orthonormal coordinates √w_i h_i, shape (…, 2, 2)."""
+        """The matrix of D_μF along u, in the orthonormal coordinates √w_i h_i, shape (…, 2, 2)."""
         r = self.other_weight
         own = self.own_weight
         b = self.score_gaps
@@ -112,21 +112,24 @@ class TwoDirac:
 
     @property
     def constant(self) -> Tensor:
-        """‖D_μF‖ in L²(μ) in dimension one, shape (…): along u."""
+        """The norm ‖D_μF‖ in L²(μ) in dimension one, that is, along u: shape (…)."""
         return _norm_two_by_two(self.derivative)
 
     @property
     def transverse_constant(self) -> Tensor:
-        """‖P‖ in L²(μ), shape (…): across u. In more dimensions ‖D_μF‖ is the larger of the two."""
+        """The norm ‖P‖ in L²(μ), that is, across u: shape (…).
+
+        In more dimensions ‖D_μF‖ is the larger of this and ``constant``.
+        """
         return _norm_two_by_two(self._in_mass(self.own_weight, self.other_weight))
 
     @property
     def own_query(self) -> Tensor:
-        """‖C_i A‖, what a copy of each Dirac feels when it moves alone: shape (…, 2).
+        """‖C_i A‖, the effect of moving a copy of each Dirac alone: shape (…, 2).
 
-        For A = −γI, Diracs at R and 0 and p = 1/γR², the heavy one feels 1 − p, while ``constant``
-        is about √p, as its own query then cancels mixing: the gain of mass splitting grows as √a
-        (:prf:ref:`prop-split-gain`).
+        For A = −γI, Diracs at R and 0 and p = 1/γR², it is 1 − p for the heavy one, while
+        ``constant`` is about √p, as its own query then cancels mixing. The gain of mass splitting
+        grows as √a (:prf:ref:`prop-split-gain`).
         """
         return abs(self._c) * self.other_weight * self.own_weight
 
@@ -155,17 +158,17 @@ class TwoDirac:
 
     @property
     def _log_odds(self) -> Tensor:
-        """log(w_i / w_j), shape (…, 2)."""
+        """Return log(w_i / w_j), shape (…, 2)."""
         odds = self.p.log() - (-self.p).log1p()
         return torch.stack([odds, -odds], dim=-1)
 
     def _in_mass(self, diagonal: Tensor, off_diagonal: Tensor) -> Tensor:
-        """W^{1/2} J W^{-1/2} of J_ii = diagonal and J_ij = off_diagonal: shape (…, 2, 2)."""
+        """Return W^{1/2} J W^{-1/2} of J_ii = diagonal and J_ij = off_diagonal: shape (…, 2, 2)."""
         scaled = off_diagonal * (self._log_odds / 2).exp()
         return torch.diag_embed(diagonal) + torch.diag_embed(scaled).flip(-1)
 
 
 def _norm_two_by_two(M: Tensor) -> Tensor:
-    """Largest singular value of 2 × 2 matrices: half the sum of two hypotenuses."""
+    """Return the largest singular value of 2 × 2 matrices, half the sum of two hypotenuses."""
     a, b, c, d = M.flatten(-2).unbind(-1)
     return (torch.hypot(a + d, b - c) + torch.hypot(a - d, b + c)) / 2

@@ -40,7 +40,7 @@ _HOMES = {
 
 
 def __getattr__(name: str):
-    """Import what needs PyTorch on first use: the command line's help does without.
+    """Import what needs PyTorch on first use, since the command line's help does without it.
 
     ``Normalisation``, of :mod:`lipcore.bounds`, can be imported from here too.
     """

@@ -1,4 +1,4 @@
-"""Any submodule of a running model, by its name, as a map of the tokens that enter it.
+"""Any submodule of a running model, selected by its name, as a map of the tokens that enter it.
 
 >>> import torch
 >>> from lipcore import capture, local_lipschitz
@@ -26,42 +26,43 @@ from torch import Tensor, nn
 from torch.backends import mha
 
 _RUNNING = threading.Lock()  # hooks live on the model: two threads must not run it at once
-#: How far the replayed output may lie from the one in the running model, relative to the largest
-#: entry: the kernels of fused attention differ in rounding, and some models work in float32 inside.
+#: How far the replayed output may be from that in the running model, relative to the largest
+#: entry: kernels of fused attention differ in rounding, and some models work in float32 inside.
 REPLAY_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
 
 
 def capture(model: nn.Module, name: str, *args, **inputs) -> tuple[Captured, Tensor]:
-    r"""Run a model, and return one of its submodules as a map, and the tokens that entered it.
+    r"""Run a model, and return one of its submodules as a map, with the tokens that entered it.
 
-    What else entered the submodule (masks, positions, a memory, a residual stream) is held fixed
-    at what it was in the running model, so that padding and masks are those of the model.
+    All other inputs of the submodule (masks, positions, a memory, a residual stream) are held fixed
+    at their values in the running model, so that padding and masks are those of the model.
 
     Parameters
     ----------
     model : torch.nn.Module, or one from :func:`lipcore.models.load`
         In evaluation mode.
     name : str
-        Of the submodule, as ``model.named_modules()`` lists it; ``""`` is the model itself. Where
-        it runs several times (shared layers), ``"name#0"`` is the first run, ``"name#1"`` the next.
+        The name of the submodule, as ``model.named_modules()`` lists it; ``""`` is the model
+        itself. If it runs several times (shared layers), ``"name#0"`` is the first run, and
+        ``"name#1"`` the next.
     *args, **inputs
-        What the model is called with, such as ``input_ids`` and ``attention_mask``.
+        The inputs of the model, such as ``input_ids`` and ``attention_mask``.
 
     Returns
     -------
     fn : Captured
-        Maps (…, n, d) to (…, m, p) tensors. ``print(fn)`` says exactly what is a function of what;
-        ``fn.at("key_value_states")`` is the same submodule as a map of another of its inputs.
+        A map from (…, n, d) to (…, m, p) tensors. ``print(fn)`` says what is a function of what,
+        and ``fn.at("key_value_states")`` is the same submodule as a map of another of its inputs.
     X : Tensor, shape (…, n, d)
-        The submodule's first floating-point tensor; where the same tensor enters as query, key and
-        value, all of them vary together. The batch comes first: a layout (n, batch, d) is turned,
-        and where members of a batch influence one another, the batch is one input.
+        The submodule's first floating-point tensor. If the same tensor enters as query, key and
+        value, all of them vary together. The batch comes first: a layout (n, batch, d) is
+        transposed, and if members of a batch influence one another, the batch is one input.
 
     Raises
     ------
     ValueError
-        For an unknown name, a submodule that does not run, or runs several times, a model in
-        training mode, and where the submodule alone does not give back what it gave in the model.
+        If the name is unknown, the submodule does not run or runs several times, the model is in
+        training mode, or the submodule alone does not give the output that it gave in the model.
     TypeError
         If no floating-point tensor enters or leaves the submodule.
 
@@ -88,7 +89,7 @@ def capture(model: nn.Module, name: str, *args, **inputs) -> tuple[Captured, Ten
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One run of a submodule: what entered it, and the first tensor that came out."""
+    """One run of a submodule, with what entered it and the first tensor that came out."""
 
     name: str
     module: nn.Module
@@ -99,23 +100,23 @@ class Call:
 
     @property
     def kind(self) -> str:
-        """The submodule's class."""
+        """The class of the submodule."""
         return type(self.module).__name__
 
     @property
     def remark(self) -> str:
-        """What of the submodule is measured, where it is not simply its output."""
+        """What is measured of the submodule, if that is not simply its output."""
         return ""
 
     def arguments(self) -> dict[str, object]:
-        """What entered, by the names that the submodule gives them, in its order."""
+        """Return what entered, by the submodule's names of its arguments, in their order."""
         named = {name: x for name, (_, x) in self._positional().items()} | self.kwargs
         known = _parameters(self.module)
         order = sorted(named, key=lambda name: known.index(name) if name in known else len(known))
         return {name: named[name] for name in order}
 
     def tensors(self) -> dict[str, Tensor]:
-        """The floating-point tensors that entered."""
+        """Return the floating-point tensors that entered."""
         tensors = {n: x for n, x in self.arguments().items() if isinstance(x, Tensor)}
         return {name: x for name, x in tensors.items() if x.is_floating_point()}
 
@@ -125,12 +126,12 @@ class Call:
         return {name: (i, x) for i, (name, x) in enumerate(zip(names, self.args, strict=True))}
 
     def run(self, changed: Mapping[str, Tensor]) -> Tensor:
-        """The submodule's output with some of its inputs changed."""
+        """Return the submodule's output with some of its inputs changed."""
         args, kwargs = self.changed(changed)
         return first_tensor(self.module(*args, **kwargs), self.name)[1]
 
     def changed(self, changed: Mapping[str, Tensor]) -> tuple[tuple, dict]:
-        """Arguments of the submodule with some of them changed."""
+        """Return the arguments of the submodule with some of them changed."""
         args = [_fresh(x) for x in self.args]
         kwargs = {key: _fresh(x) for key, x in self.kwargs.items()}
         places = self._positional()
@@ -144,12 +145,12 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class Captured:
-    """A submodule as a map of tokens, everything else held fixed. Get one from :func:`capture`.
+    """A submodule as a map of tokens, with all else held fixed, as :func:`capture` returns it.
 
     Attributes
     ----------
     name, kind : str
-        Of the submodule, and of its class.
+        The name of the submodule, and its class.
     varied, fixed : tuple of str
         The inputs that are X, and the tensors that are held fixed.
     layout : {"batch first", "batch second", "one input"}
@@ -185,7 +186,7 @@ class Captured:
         return self.call.tensors()[self.varied[0]]
 
     def __call__(self, X: Tensor) -> Tensor:
-        """The output (…, m, p) for tokens X of the shape that was captured."""
+        """Return the output (…, m, p) for tokens X of the shape that was captured."""
         if X.shape != self.X.shape:
             expected = f"the shape that was captured, {tuple(self.X.shape)}"
             raise ValueError(f"X: expected {expected}, got {tuple(X.shape)}")
@@ -197,7 +198,7 @@ class Captured:
         return self._placed(self.call.run(dict.fromkeys(self.varied, raw)))
 
     def _placed(self, raw: Tensor) -> Tensor:
-        """The batch in front, and two dimensions behind it."""
+        """Return the output with the batch in front, and two dimensions behind it."""
         if self.layout == "batch second":
             return raw.transpose(0, 1)
         if self.layout == "batch first":
@@ -219,7 +220,7 @@ class Captured:
         return f"{title}: {what}{fixed}, at X of shape {tuple(self.X.shape)}{remark}"
 
     def at(self, name: str) -> tuple[Captured, Tensor]:
-        """The same run of the submodule as a map of another input, such as a decoder's memory."""
+        """Return the same run as a map of another input, such as the memory of a decoder."""
         if name not in self.call.tensors():
             expected = ", ".join(self.call.tensors())
             raise ValueError(f"name: expected one of the inputs {expected}, got {name!r}")
@@ -228,7 +229,7 @@ class Captured:
 
 
 def captured(call: Call, name: str | None = None) -> Captured:
-    """A run as a map of its first tensor (or the one named), checked against what came out."""
+    """Return a run as a map of its first tensor, or the one named, after comparing its output."""
     tensors = call.tensors()
     if not tensors:
         raise TypeError(f"name: expected a floating-point tensor to enter {call.name!r}, none does")
@@ -242,7 +243,7 @@ def captured(call: Call, name: str | None = None) -> Captured:
 
 
 def module_of(model) -> nn.Module:
-    """The module that is meant: itself, or that of a :class:`~lipcore.models.LoadedModel`."""
+    """Return the module itself, or that of a :class:`~lipcore.models.LoadedModel`."""
     module = model if isinstance(model, nn.Module) else getattr(model, "model", None)
     if not isinstance(module, nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
@@ -250,7 +251,7 @@ def module_of(model) -> nn.Module:
 
 
 def record(model: nn.Module, names: Iterable[str], *args, **inputs) -> list[Call]:
-    """Run the model once, and keep every run of the named submodules, in the order of running."""
+    """Run the model once, and return every run of the named submodules, in the order of running."""
     model = module_of(model)
     modules = dict(model.named_modules())
     for name in names:
@@ -322,7 +323,7 @@ class _WholeCall(Call):
 
 
 def whole(model: nn.Module, blocks: Iterable[str], *args, **inputs) -> Call:
-    """The whole model as a map of the tokens that enter the first of its blocks to run."""
+    """Return the whole model as a map of the tokens that enter the first block that runs."""
     args, inputs = _fresh((args, inputs))
     called_with = _fresh((args, _without_cache(model, inputs)))
     calls = record(model, ["", *blocks], *args, **inputs)
@@ -335,13 +336,13 @@ def whole(model: nn.Module, blocks: Iterable[str], *args, **inputs) -> Call:
 
 
 def _without_cache(model: nn.Module, inputs: dict) -> dict:
-    """Inputs that ask for no cache, which would change from run to run."""
+    """Return inputs that ask for no cache, since a cache would change from run to run."""
     return {"use_cache": False} | inputs if "use_cache" in _parameters(model) else inputs
 
 
 @contextlib.contextmanager
 def slow_path() -> Iterator[None]:
-    """PyTorch's own layers through their submodules, not in one kernel that skips the hooks."""
+    """Run PyTorch's own layers through their submodules, not in one kernel that skips the hooks."""
     fast = mha.get_fastpath_enabled()
     mha.set_fastpath_enabled(False)
     try:
@@ -351,7 +352,7 @@ def slow_path() -> Iterator[None]:
 
 
 def first_tensor(output, name: str) -> tuple[str, Tensor]:
-    """The first floating-point tensor of rank 2 or more that a module returned, and its name."""
+    """Return the first floating-point tensor of rank 2 or more in an output, and its name."""
     stack = [("output", output)]
     while stack:
         label, value = stack.pop(0)
@@ -366,9 +367,10 @@ def first_tensor(output, name: str) -> tuple[str, Tensor]:
 
 
 class _Keeper:
-    """Copies of what entered submodules, lest the running model changes it in place afterwards.
+    """Copies what entered submodules, since the running model may change it in place afterwards.
 
-    What is the same memory stays so: a mask that enters several of them unchanged is copied once.
+    What shares memory still does so: a mask that enters several submodules unchanged is copied
+    once.
     """
 
     def __init__(self) -> None:
@@ -392,7 +394,7 @@ class _Keeper:
 
 
 def _fresh(value):
-    """A value to call with: what may change when used, such as masks and caches, as a copy."""
+    """Return a value to call with, copied if its use may change it, as with masks and caches."""
     if value is None or isinstance(value, int | float | str | torch.dtype | nn.Module):
         return value
     if isinstance(value, Tensor):
@@ -427,7 +429,7 @@ def _check_replay(call: Call, again: Tensor) -> None:
 
 
 def _layout(fn: Captured, raw: Tensor) -> str:
-    """Where the batch is: tried out, first what the submodule itself says it is."""
+    """Return where the batch is, by trying first what the submodule itself says."""
     flags = {part.batch_first for part in fn.call.module.modules() if hasattr(part, "batch_first")}
     places = ("batch first", "batch second")
     dims = {0: [], 1: [], 2: [], 3: [0, 1]}.get(raw.ndim, [0])
@@ -438,7 +440,7 @@ def _layout(fn: Captured, raw: Tensor) -> str:
 
 
 def _is_independent(fn: Captured, raw: Tensor, dim: int, parity: int) -> bool:
-    """Whether changing every other member of a batch leaves the rest of the output as it was."""
+    """Return whether changing every other member of a batch leaves the rest of the output alone."""
     output = fn.call.output
     size = raw.shape[dim]
     if output.ndim <= dim or output.shape[dim] != size or (dim == 1 and output.ndim != 3):

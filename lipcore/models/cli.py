@@ -60,7 +60,7 @@ is less):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Errors in one line, without the usage."""
+    """A parser that reports errors in one line, without the usage."""
 
     def error(self, message: str):
         raise ValueError(message)
@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None, *, further: Iterable[Callable] = ())
 
 
 def _print(text: str, stream) -> None:
-    """Print, with question marks for what the terminal's encoding lacks (σ, ₂)."""
+    """Print a text, with question marks for what the terminal's encoding lacks (σ, ₂)."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     print(text.encode(encoding, errors="replace").decode(encoding), file=stream, flush=True)
 
@@ -162,7 +162,7 @@ def _measure(arguments: argparse.Namespace) -> str:
 
 
 def _measure_model(arguments: argparse.Namespace) -> str:
-    """One row for each module of a model and each sequence."""
+    """Return one row for each module of a model and each sequence."""
     import torch
 
     from lipcore.models.measure import measure, versions
@@ -191,14 +191,14 @@ def _measure_model(arguments: argparse.Namespace) -> str:
 
 
 def _layers(text: str | None) -> list[int | str] | None:
-    """Numbers and names of layers, separated by commas; None for all of them."""
+    """Return numbers and names of layers, separated by commas in ``text``; None for all of them."""
     if text is None or text == "all":
         return None
     return [int(part) if part.isdecimal() else part for part in text.split(",")]
 
 
 def _inputs(arguments: argparse.Namespace, model) -> dict:
-    """What the model is run on."""
+    """Return the inputs on which the model is run."""
     from lipcore.models import inputs, texts
 
     given = [name for name in ("ids", "image", "text") if getattr(arguments, name) is not None]
@@ -214,7 +214,7 @@ def _inputs(arguments: argparse.Namespace, model) -> dict:
 
 
 def _measure_layer(arguments: argparse.Namespace) -> str:
-    """One row for each sequence, and upper bounds."""
+    """Return one row for each sequence, with upper bounds."""
     import torch
 
     from lipcore.models.measure import BOUNDS, measure_layer
@@ -282,7 +282,7 @@ def _medians(rows: list[dict], bounds: Sequence[str]) -> dict:
 
 
 def _describe(arguments: argparse.Namespace, model, attention) -> dict:
-    """All that it takes to repeat the measurement."""
+    """Return all that is needed to repeat the measurement."""
     from lipcore.models.measure import versions
 
     asked = ("layer", "head", "text", "n", "count", "start", "tol", "dtype")
@@ -304,7 +304,7 @@ def _describe(arguments: argparse.Namespace, model, attention) -> dict:
 
 
 def _table(report: dict) -> str:
-    """Write the report as text."""
+    """Return the report as text."""
     heads = f"{report['heads']} heads"
     if report["head"] is not None:
         heads = f"head {report['head']} alone"

@@ -1,4 +1,4 @@
-"""What a model is run on, from files: token ids, a text, an image."""
+"""Inputs of a model from files: token ids, a text, or an image."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 
 from lipcore.models.loaded import LoadedModel, library, quiet
 
-#: Names of a text's token ids among a model's inputs, and of the padding mask beside it.
+#: The names of a text's token ids among a model's inputs, and of the padding mask beside it.
 IDS = "input_ids"
 MASK = "attention_mask"
 
 
 def from_ids(model: LoadedModel, path: str | os.PathLike) -> dict[str, Tensor]:
-    """Inputs from a JSON file: a list of ids, a list of such lists, or an object of inputs by name.
+    """Return inputs from a JSON file: a list of ids, a list of such lists, or an object by name.
 
     Sequences of unequal lengths are padded, and the padding is masked.
     """
@@ -43,7 +43,7 @@ def from_ids(model: LoadedModel, path: str | os.PathLike) -> dict[str, Tensor]:
 
 
 def from_image(model: LoadedModel, path: str | os.PathLike) -> dict[str, Tensor]:
-    """Inputs from an image file, as the processor that was saved beside the model makes them."""
+    """Return inputs from an image file, made by the processor that was saved beside the model."""
     folder = model.folder
     if folder is None or not (folder / "preprocessor_config.json").is_file():
         raise ValueError(
@@ -67,7 +67,7 @@ def from_image(model: LoadedModel, path: str | os.PathLike) -> dict[str, Tensor]
 
 
 def with_decoder(model: LoadedModel, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same inputs; where there is a decoder and nothing for it, it reads the same tokens."""
+    """Return the same inputs; a decoder for which there is nothing else reads the same tokens."""
     if not model.model.config.is_encoder_decoder or IDS not in inputs:
         return inputs
     return {"decoder_input_ids": inputs[IDS]} | inputs

@@ -1,4 +1,4 @@
-"""BERT, GPT-2 and Llama: a stack of attention layers that can be read, and what enters them."""
+"""BERT, GPT-2 and Llama as stacks of attention layers that can be read, with what enters them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RUNNING = threading.Lock()  # hooks live on the model: two threads must not run
 
 
 class LanguageModel(LoadedModel):
-    """A transformer's attention layers, and what enters them. Get one from :func:`load`.
+    """A transformer with its attention layers and what enters them, as :func:`load` returns it.
 
     Attributes
     ----------
@@ -60,25 +60,26 @@ class LanguageModel(LoadedModel):
         output_projection: bool = True,
         attention_mask: Tensor | None = None,
     ) -> Attention:
-        r"""The attention of one layer, without residual connection or normalisation.
+        r"""Return the attention of one layer, without residual connection or normalisation.
 
         Parameters
         ----------
         layer : int
             From 0 to ``n_layers - 1``.
         head : int, optional
-            One head alone, from 0 to ``heads - 1``; all of them if left out.
+            The number of one head, from 0 to ``heads - 1``; all of them if left out.
         output_projection : bool
             Whether the heads are summed through :math:`W_h` (with the output bias, unless it is one
-            head alone), or only concatenated.
+            head alone), or are only concatenated.
         attention_mask : Tensor, shape (batch, n), optional
-            Zero where a token is padding, which no other then sees; for these sequences only.
+            Zero where a token is padding, which no other token then sees. The layer is then for
+            these sequences only.
 
         Returns
         -------
         Attention
-            ``model.attention(l)(model.hidden_states(l, ids))`` is what that layer computes inside
-            the running model.
+            The map for which ``model.attention(l)(model.hidden_states(l, ids))`` is what that layer
+            computes inside the running model.
 
         Raises
         ------
@@ -93,19 +94,19 @@ class LanguageModel(LoadedModel):
         return attention if output_projection else replace(attention, output=None, output_bias=None)
 
     def norm(self, layer: int) -> Normalisation:
-        """Gain and bias of the normalisation whose output enters the attention of ``layer``.
+        """Return the normalisation whose output enters the attention of ``layer``.
 
-        BERT: the embeddings' LayerNorm at layer 0, else the one that ends the layer below. GPT-2
-        and Llama: the one in front.
+        For BERT it is the LayerNorm of the embeddings at layer 0, and the one at the end of the
+        layer below at other layers. For GPT-2 and Llama it is the one in front of the attention.
         """
         return self._layers.norm(self._check_layer(layer))
 
     def hidden_states(
         self, layer: int, token_ids: Tensor, *, attention_mask: Tensor | None = None
     ) -> Tensor:
-        """Exactly what enters the attention of ``layer`` when the model runs on ``token_ids``.
+        """Return exactly what enters the attention of ``layer`` when the model runs on these ids.
 
-        For decoders that normalise first, that is after the normalisation in front of it.
+        For decoders, which normalise first, this is the output of that normalisation.
 
         Parameters
         ----------
@@ -124,16 +125,16 @@ class LanguageModel(LoadedModel):
         IndexError
             If there is no such layer.
         TypeError, ValueError
-            If the ids are not whole numbers, not in the vocabulary, none, or more than the model
-            has positions; if the mask has another shape.
+            If the ids are not whole numbers, not in the vocabulary, empty, or more than the model
+            has positions, or the mask has another shape.
         """
         ids = self._check_ids(token_ids)
         return self._run([self._check_layer(layer)], ids, _check_padding(attention_mask, ids))[0]
 
     def all_hidden_states(self, token_ids: Tensor, *, up_to: int | None = None) -> list[Tensor]:
-        """:meth:`hidden_states` of every layer, from one run: ``n_layers`` tensors (batch, n, d).
+        """Return the :meth:`hidden_states` of every layer, tensors (batch, n, d), from one run.
 
-        With ``up_to``, of the layers from 0 to that one: the run ends there.
+        With ``up_to``, they are those of the layers from 0 to that one, and the run ends there.
         """
         last = self.n_layers - 1 if up_to is None else self._check_layer(up_to)
         return self._run(range(last + 1), self._check_ids(token_ids))
@@ -142,7 +143,7 @@ class LanguageModel(LoadedModel):
     def _run(
         self, layers: Sequence[int], token_ids: Tensor, mask: Tensor | None = None
     ) -> list[Tensor]:
-        """Run the model up to the last of ``layers``, and keep what enters each."""
+        """Run the model up to the last of ``layers``, and return what enters each."""
         kept: list[Tensor] = []
 
         def keep(module: nn.Module, args: tuple) -> None:
@@ -160,7 +161,7 @@ class LanguageModel(LoadedModel):
         return kept
 
     def decode(self, token_ids: Tensor) -> str:
-        """The text of a vector of token ids."""
+        """Return the text of a vector of token ids."""
         ids = self._check_ids(token_ids, positions=False)
         if ids.shape[0] != 1:
             raise ValueError(
@@ -225,9 +226,9 @@ def load(
 ) -> LoadedModel:
     """Load a model by name, or from a folder that holds a saved checkpoint.
 
-    A folder is read without a network. What :class:`LanguageModel` adds, layers read out exactly,
-    comes with models of BERT, GPT-2 and Llama type; any other architecture of transformers is a
-    :class:`LoadedModel`, whose layers :func:`~lipcore.models.measure.measure` and
+    A folder is read without a network. Models of BERT, GPT-2 and Llama type are returned as a
+    :class:`LanguageModel`, whose layers are read out exactly. Any other architecture of
+    transformers is a :class:`LoadedModel`, whose layers :func:`~lipcore.models.measure.measure` and
     :func:`~lipcore.models.capture.capture` take as they run.
 
     Parameters
@@ -236,14 +237,14 @@ def load(
         One of the names of :func:`available` (weights are fetched on first use, see :func:`fetch`),
         or a folder with a checkpoint of transformers (``config.json`` and weights).
     decoder : bool
-        Make BERT a causal decoder (``is_decoder``), as in the paper's masked experiments.
+        Whether BERT becomes a causal decoder (``is_decoder``), as in the paper's masked runs.
     seed : int, optional
-        For the random models only: which draw (0 if left out). The global random state is left
-        alone.
+        Which random draw, for the random models only (0 if left out). The global random state does
+        not change.
     dtype : torch.dtype
-        float32 or float64. A Llama-type model takes its softmax and RMSNorm in float32 all the
-        same, so that its hidden states are exact to about 1e-7 only; the :class:`Attention` read
-        out of it is float64 throughout.
+        float32 or float64. A Llama-type model computes its softmax and RMSNorm in float32 in either
+        case, so that its hidden states are exact to about 1e-7 only. The :class:`Attention` that is
+        read out of it is float64 throughout.
 
     Returns
     -------
@@ -252,12 +253,12 @@ def load(
     Raises
     ------
     ValueError
-        For an unknown name, an architecture that transformers does not know, an option that does
-        not apply, missing weights, weights of another architecture, or a wrong hash.
+        If the name is unknown, transformers does not know the architecture, an option does not
+        apply, weights are missing or of another architecture, or a hash is wrong.
     ConnectionError
-        If weights are to be fetched and cannot be.
+        If weights must be fetched and cannot be.
     ImportError
-        Without the extra ``lipcore[models]``.
+        If the extra ``lipcore[models]`` is not installed.
     """
     check_dtype(dtype)
     source = SOURCES.get(str(name))
@@ -291,7 +292,7 @@ def _checkpoint_folder(name: str | os.PathLike) -> Path:
 
 
 def _options(config, *, decoder: bool) -> dict:
-    """Set the decoder, and return what else the model's constructor takes."""
+    """Set the decoder, and return the other options of the model's constructor."""
     if config.model_type == "bert":
         config.is_decoder = config.is_decoder or decoder
         return {"add_pooling_layer": False}
@@ -302,13 +303,13 @@ def _options(config, *, decoder: bool) -> dict:
 
 
 def _is_readable(config) -> bool:
-    """Whether the layers can be read without running the model."""
+    """Return whether the layers can be read without running the model."""
     kind = ARCHITECTURES.get(config.model_type)
     return kind is not None and kind.covers(config)
 
 
 def _read(folder: Path, *, decoder: bool) -> nn.Module:
-    """The backbone saved in ``folder``, in float32."""
+    """Return the backbone saved in ``folder``, in float32."""
     file = folder / "config.json"
     try:
         model_type = json.loads(file.read_text(encoding="utf-8")).get("model_type")
@@ -333,7 +334,7 @@ def _model_class(transformers, model_type: str):
 
 
 def _draw(model_type: str, *, decoder: bool, seed: int) -> nn.Module:
-    """Random weights at the size of the default config: BERT-base, GPT-2 small."""
+    """Return random weights at the size of the default config: BERT-base, GPT-2 small."""
     model_class = _model_class(library(), model_type)
     config = model_class.config_class()
     options = _options(config, decoder=decoder)

@@ -1,4 +1,4 @@
-"""Reading attention layers out of models: where each keeps its weights, and in which layout."""
+"""Read attention layers out of models, each of which has its own places and layouts of weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lipcore.bounds.normalised import Normalisation
 
 
 def split_heads(weight: Tensor, heads: int) -> Tensor:
-    """(heads·k, d) or (heads·k,) → (heads, k, d) or (heads, k): rows of a weight (out, in)."""
+    """Reshape rows of a weight (out, in) or bias, (heads·k, …), to (heads, k, …)."""
     return weight.detach().unflatten(0, (heads, -1)).contiguous()
 
 
@@ -21,7 +21,7 @@ def _bias_of(module: nn.Module) -> Tensor | None:
 def _from_linear(
     linear: list[nn.Linear], heads: list[int], output: nn.Linear, **options
 ) -> Attention:
-    """Attention with the query, key and value of three Linear layers, each with its own heads."""
+    """Return Attention with the query, key and value of three Linear layers."""
     weights = []
     biases = []
     for layer, count in zip(linear, heads, strict=True):
@@ -32,7 +32,7 @@ def _from_linear(
 
 
 class _Layers:
-    """What differs between architectures; ``model`` is the library's backbone (no head on top)."""
+    """What differs between architectures; ``model`` is the library's backbone, without its head."""
 
     title: str
     model_class: str
@@ -44,7 +44,7 @@ class _Layers:
 
     @classmethod
     def covers(cls, config) -> bool:
-        """Whether the layers of such a config can be read without running the model."""
+        """Return whether the layers of such a config can be read without running the model."""
         return True
 
     @property
@@ -52,11 +52,11 @@ class _Layers:
         return bool(getattr(self.config, "is_causal", True))
 
     def entry(self, layer: int) -> nn.Module:
-        """The first projection of the layer's attention: its input is what enters the attention."""
+        """Return the first projection of the attention, whose input is what enters attention."""
         raise NotImplementedError
 
     def exit(self, layer: int) -> nn.Module:
-        """The output projection: what it puts out is the attention, before the residual."""
+        """Return the output projection, whose output is the attention before the residual."""
         raise NotImplementedError
 
     def attention(self, layer: int) -> Attention:
@@ -71,7 +71,7 @@ def _layer_norm(module: nn.LayerNorm) -> Normalisation:
 
 
 class _Bert(_Layers):
-    """Post-norm: attention reads the LayerNorm that ends the layer below, or the embeddings'."""
+    """Post-norm: attention reads the output of the LayerNorm at the end of the layer below."""
 
     title = "BERT"
     model_class = "BertModel"
@@ -101,7 +101,7 @@ class _Bert(_Layers):
 
 
 class _GPT2(_Layers):
-    """Pre-norm, causal; its weights are Conv1D ones, stored (in, out): heads are columns."""
+    """Pre-norm and causal; Conv1D weights are stored (in, out), so that heads are columns."""
 
     title = "GPT-2"
     model_class = "GPT2Model"
@@ -135,7 +135,7 @@ class _GPT2(_Layers):
 
 
 class _Llama(_Layers):
-    """Pre-norm (RMSNorm), causal, rotary positions, fewer key than query heads."""
+    """Pre-norm (RMSNorm) and causal, with rotary positions and fewer key heads than query heads."""
 
     title = "Llama"
     model_class = "LlamaModel"

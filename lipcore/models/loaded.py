@@ -1,4 +1,4 @@
-"""A model of any architecture of transformers, read from a folder, and its tokenizer.
+"""A model of any architecture of transformers, and its tokenizer, read from a folder.
 
 >>> from lipcore import measure
 >>> from lipcore.models import load
@@ -23,28 +23,28 @@ from lipcore.models.structure import blocks
 
 _DTYPES = (torch.float32, torch.float64)
 _VOCABULARIES = ("vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
-# Parts of old checkpoints that are no weights, and weights that feed no attention.
+# Parts of old checkpoints that are not weights, and weights that feed no attention.
 _BUFFERS = re.compile(r"\.(attn|attention)\.(masked_)?bias$|inv_freq$|position_ids$")
 _POOLER = re.compile(r"(^|\.)pooler\.")
 
 
 class LoadedModel:
-    """A model in evaluation mode, without gradients, with its tokenizer. Get one from :func:`load`.
+    """A model in evaluation mode without gradients, and its tokenizer, as :func:`load` returns it.
 
-    :func:`~lipcore.models.measure.measure` and :func:`~lipcore.models.capture.capture` take it as
-    they take its ``model``.
+    :func:`~lipcore.models.measure.measure` and :func:`~lipcore.models.capture.capture` take it in
+    place of its ``model``.
 
     Attributes
     ----------
     name, architecture : str
     sha256 : str
-        Hash of the weights file; empty for random weights and local folders.
+        The hash of the weights file; empty for random weights and local folders.
     model : torch.nn.Module
         The library's own model.
     folder : Path or None
-        Where it was read from, and its tokenizer is; None for random weights.
+        The folder of the weights and the tokenizer; None for random weights.
     max_positions : int or None
-        The most tokens that it takes, if its config says so.
+        The largest number of tokens that it takes, if its config says so.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class LoadedModel:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Precision of the weights, and of everything computed from them."""
+        """The precision of the weights, and of everything computed from them."""
         return self.model.dtype
 
     def to(
@@ -71,7 +71,7 @@ class LoadedModel:
     ) -> LoadedModel:
         """Convert the model to float32 or float64, or move it, in place, and return it.
 
-        Attention layers taken out before keep their own precision.
+        Attention layers that were taken out before keep their own precision.
         """
         self.model.to(dtype=None if dtype is None else check_dtype(dtype), device=device)
         return self
@@ -82,14 +82,14 @@ class LoadedModel:
         return _read_tokenizer(self.folder, self.name)
 
     def encode(self, text: str) -> Tensor:
-        """Token ids of a text, shape (tokens,), without special tokens and however long.
+        """Return the token ids of a text, shape (tokens,), without special tokens, at any length.
 
         Notes
         -----
-        Random models have no tokenizer of their own; they use MiniLM's (WordPiece, the 30,522
+        Random models have no tokenizer of their own, and use that of MiniLM (WordPiece, the 30,522
         tokens of bert-base-uncased). For ``bert-random`` it is the right one. For ``gpt2-random``,
-        whose vocabulary has 50,257 tokens, any numbering does: its embeddings are independent
-        draws, so the law of what follows does not depend on which embedding stands for which token.
+        whose vocabulary has 50,257 tokens, every numbering is right: its embeddings are independent
+        draws, so that the law of the results does not depend on which embedding a token has.
         """
         if not isinstance(text, str):
             raise TypeError(f"text: expected a string, got {type(text).__name__}")
@@ -97,7 +97,7 @@ class LoadedModel:
         return torch.tensor(ids, dtype=torch.long)
 
     def special_tokens(self) -> tuple[list[int], list[int]]:
-        """Ids that the tokenizer puts before and after a text: ``([CLS], [SEP])`` for BERT."""
+        """Return the ids that the tokenizer puts around a text: ``([CLS], [SEP])`` for BERT."""
         encoding = self.tokenizer.encode("a", add_special_tokens=True)
         text = [i for i, special in enumerate(encoding.special_tokens_mask) if not special]
         return encoding.ids[: text[0]], encoding.ids[text[-1] + 1 :]
@@ -120,7 +120,7 @@ def check_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def library():
-    """The package transformers, or an ImportError that says how to get it."""
+    """Return the package transformers, or raise an ImportError that says how to install it."""
     try:
         with quiet_import():
             import transformers
@@ -133,7 +133,7 @@ def library():
 
 @contextlib.contextmanager
 def quiet(transformers) -> Iterator[None]:
-    """Reading a checkpoint without progress bars or reports: what must be there is checked here."""
+    """Silence progress bars and reports while a checkpoint is read, which is checked here."""
     logging = transformers.utils.logging
     verbosity = logging.get_verbosity()
     bars = logging.is_progress_bar_enabled()
@@ -148,13 +148,13 @@ def quiet(transformers) -> Iterator[None]:
 
 
 def read_weights(model_class, folder: Path, **options) -> nn.Module:
-    """The model saved in ``folder``, in float32, without asking the network.
+    """Return the model saved in ``folder``, in float32, without asking the network.
 
     Raises
     ------
     ValueError
-        If weights are missing, or the blocks have weights in the file that the model has no place
-        for: then the config is that of another architecture.
+        If weights are missing, or the blocks have weights in the file for which the model has no
+        place, because the config is that of another architecture.
     """
     transformers = library()
     with quiet(transformers):
@@ -191,7 +191,7 @@ def read_weights(model_class, folder: Path, **options) -> nn.Module:
 
 
 def _read_tokenizer(folder: Path | None, name: str):
-    """The tokenizer saved in ``folder``, or MiniLM's for the random models, which have none."""
+    """Return the tokenizer in ``folder``, or MiniLM's for the random models, which have none."""
     transformers = library()
     from tokenizers import Tokenizer
 
@@ -202,7 +202,7 @@ def _read_tokenizer(folder: Path | None, name: str):
         with quiet(transformers):
             whole = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
         tokenizer = whole.backend_tokenizer
-    else:  # the library would make up an empty one
+    else:  # the library would return an empty one
         raise ValueError(
             f"{name}: expected a tokenizer in {folder} to encode text with, found none: "
             "pass token ids"

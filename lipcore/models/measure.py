@@ -1,4 +1,4 @@
-"""Measure the attention, the blocks or the whole of a running model; or one layer, with bounds."""
+"""Measure the attention, the blocks or the whole of a running model, or one layer with bounds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lipcore.spectral import local_lipschitz
 
 #: Columns of upper bounds, from the sharpest to the loosest.
 BOUNDS = ("local", "best", "general")
-#: What the upper end of the bracket is: see :func:`measure_layer`.
+#: How the upper end of the bracket holds, see :func:`measure_layer`.
 CERTIFICATES = ("probable", "always")
 
 _LARGEST_EXPONENT = math.log(torch.finfo(torch.float64).max)
@@ -47,7 +47,7 @@ def measure(
     progress: bool | None = None,
     **inputs,
 ) -> Table:
-    r"""Run a model, and measure σ of its attention modules, its blocks, or all of it at once.
+    r"""Run a model, and return σ of its attention modules, of its blocks, or of the whole.
 
     For each of them, σ is the largest singular value of the Jacobian of what
     :func:`~lipcore.models.capture.capture` returns: the module as a map of the tokens that enter it
@@ -58,23 +58,24 @@ def measure(
     model : torch.nn.Module, or one from :func:`lipcore.models.load`
         In evaluation mode, with weights in float32 or float64.
     *args, **inputs
-        What the model is called with, such as ``input_ids`` and ``attention_mask``.
+        The inputs of the model, such as ``input_ids`` and ``attention_mask``.
     scope : {"attention", "block", "model"}
-        ``"attention"``: every attention module, found by structure
-        (:func:`lipcore.models.structure.attention_modules`); ``note`` says what it has besides, or
-        lacks. ``"block"``: attention and MLP with residual connections and normalisations.
-        ``"model"``: from the tokens that enter the first block to the model's output.
+        With ``"attention"``, every attention module, found by structure
+        (:func:`lipcore.models.structure.attention_modules`); ``note`` says what it has besides
+        attention, or lacks. With ``"block"``, attention and MLP with residual connections and
+        normalisations. With ``"model"``, the map from the tokens that enter the first block to the
+        model's output.
     layers : int, str, or several of them, optional
-        Modules by number, from 0, or by name; all of them if left out.
+        Numbers, from 0, or names of modules; all of them if left out.
     norm, tokens
-        Which outputs count, as for :func:`lipcore.local_lipschitz`: ``tokens=-1`` is the last one
-        alone, norm="token" the one that moves most.
+        Which outputs count, as for :func:`lipcore.local_lipschitz`. With ``tokens=-1`` the last one
+        alone counts, and with ``norm="token"`` the one that moves most.
     tol : float
         Relative tolerance of σ (:func:`lipcore.spectral_norm`).
     generator : torch.Generator, optional
-        Where Lanczos's start is drawn from; a fixed seed if left out.
+        Source of the random start of Lanczos; a fixed seed if left out.
     progress : bool, optional
-        Whether to show a progress bar; if left out, on a terminal, once it takes long.
+        Whether to show a progress bar. If left out, it is shown on a terminal, once it takes long.
 
     Returns
     -------
@@ -82,13 +83,13 @@ def measure(
         One row for each module and sequence, in the order of running, with the columns ``layer``,
         ``kind`` (the class), ``sequence``, ``shape`` (n, d), ``sigma``, ``lower``, ``upper``,
         ``probability``, ``converged`` and ``note``. A module that cannot be measured has a row
-        whose note says why. On Ctrl-C, the rows that there are, and ``complete`` is False.
-        Padding is part of X and of the output, as any token: what the model does with it counts.
+        whose note says why. After Ctrl-C the table has the rows so far, and ``complete`` is False.
+        Padding belongs to X and to the output as any token does, so that it counts.
 
     Raises
     ------
     ValueError, TypeError
-        For an unknown scope, layer or norm, and a model without attention or in training mode.
+        If the scope, a layer or the norm is unknown, or the model has no attention or is training.
 
     Examples
     --------
@@ -139,7 +140,7 @@ def _calls(model, scope: str, layers, args: tuple, inputs: dict) -> list[tuple[s
 
 
 def _chosen(modules: list[str], layers) -> list[str]:
-    """Names of the modules asked for, by number or name."""
+    """Return the names of the modules that are asked for by number or name."""
     if layers is None:
         return modules
     wanted = [layers] if isinstance(layers, int | str) else list(layers)
@@ -156,7 +157,7 @@ def _chosen(modules: list[str], layers) -> list[str]:
 
 
 def _rows(name: str, call: Call, scope: str, options: dict) -> list[dict]:
-    """Rows of one module: one for each sequence, or one that says why there is none."""
+    """Return the rows of one module, one for each sequence, or one that says why there is none."""
     row = {"layer": name, "kind": call.kind, "sequence": 0, "shape": None, "sigma": None}
     row |= {"lower": None, "upper": None, "probability": None, "converged": False}
     notes = [call.remark, remarks(call.module) if scope == "attention" else ""]
@@ -177,7 +178,7 @@ def _rows(name: str, call: Call, scope: str, options: dict) -> list[dict]:
 
 
 def _quicker(fn: Captured) -> Attention | Captured:
-    """The Attention that a module is, whose Jacobian needs less time and memory, or itself."""
+    """Return the Attention that a module is, whose Jacobian is faster, or the module itself."""
     try:
         return read(fn)
     except ValueError:
@@ -193,9 +194,9 @@ def measure_layer(
     bounds: Iterable[str] = BOUNDS,
     certificate: str = "probable",
 ) -> list[dict]:
-    r"""Measure the local Lipschitz constant σ of a layer at each sequence, and upper bounds of it.
+    r"""Return σ of a layer at each sequence, with upper bounds.
 
-    The command line prints these rows, and the sweep behind the book keeps them.
+    The command line prints these rows, and the sweep behind the book stores them.
 
     Parameters
     ----------
@@ -206,17 +207,17 @@ def measure_layer(
     tol : float
         Relative tolerance of σ.
     generator : torch.Generator, optional
-        Where Lanczos's start is drawn from; a fixed seed if left out.
+        Source of the random start of Lanczos; a fixed seed if left out.
     bounds : iterable of str
-        Which of :data:`BOUNDS` to work out. ``local`` takes longer than σ itself.
+        Which of :data:`BOUNDS` to compute; ``local`` takes longer than σ itself.
     certificate : {"probable", "always"}
         Whether the upper end of the bracket holds with the row's ``probability`` over the random
-        start, or always; then it is the local bound, which is much further away.
+        start, or always; if always, it is the local bound, which is much further away.
 
     Returns
     -------
     list of dict
-        One row a sequence, with the columns
+        One row for each sequence, with the columns
 
         * ``sequence``: its number, from 0;
         * ``sigma``, ``lower``, ``upper``, ``probability``, ``residual``, ``iterations``,
@@ -227,16 +228,16 @@ def measure_layer(
         * ``local``: :func:`~lipcore.bounds.local_upper` at the sequence itself;
         * ``best``: :func:`~lipcore.bounds.best_upper`, the least that the book proves for every
           sequence of n tokens in the ball of radius ``radius_max``;
-        * ``general``: the same as published (Castin, Ablin & Peyré 2024,
-          :prf:ref:`thm-upper-general`), by :func:`~lipcore.bounds.layer_upper`;
-        * ``log_best``, ``log_general``: logarithms of these two, which may be past float64's range.
+        * ``general``: the bound that Castin, Ablin & Peyré 2024 publish for these sequences
+          (:prf:ref:`thm-upper-general`), by :func:`~lipcore.bounds.layer_upper`;
+        * ``log_best``, ``log_general``: their logarithms, since they may be beyond float64's range.
 
         Bounds that were not asked for are NaN.
 
     Raises
     ------
     ValueError, TypeError
-        If X does not fit the layer, or for an unknown bound or certificate.
+        If X does not fit the layer, or a bound or certificate is unknown.
 
     Examples
     --------
@@ -290,7 +291,7 @@ def check_bounds(bounds: Iterable[str]) -> tuple[str, ...]:
 
 
 def _ball_bounds(attention: Attention, n: int, radius: float, bounds: tuple[str, ...]) -> dict:
-    """Bounds of the layer for every n tokens in a ball, and their logarithms."""
+    """Return bounds of the layer for all sequences of n tokens in a ball, and their logarithms."""
     logarithms = {"best": math.nan, "general": math.nan}
     if "best" in bounds:
         logarithms["best"] = best_upper(attention=attention, n=n, radius=radius, log=True)
@@ -305,7 +306,7 @@ def _exponential(value: float) -> float:
 
 
 def versions() -> dict[str, str]:
-    """Versions of all that the numbers depend on, to be kept with them.
+    """Return the versions of all that the numbers depend on, to be stored with them.
 
     Examples
     --------

@@ -1,7 +1,7 @@
 """From a module of PyTorch or transformers to an :class:`~lipcore.attention.Attention`, verified.
 
-A module says where its weights are, but not always how it orders them, scales scores or turns
-positions. What there can be is few; each is tried against what the module itself puts out.
+A module says where its weights are, but not always how it orders them, scales scores or rotates
+positions. There are few possibilities, and each is tried against the output of the module.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lipcore.models.structure import is_attention, norm_role, projections
 
 #: How far the outputs of module and layer may differ, relative to the largest entry.
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-6}
-#: Masks of transformers hide keys by the least number of their precision.
+#: Masks of transformers hide keys by the most negative number of their precision.
 _HIDDEN = -1e4
 _TOKENS = 5
 #: Attributes of modules that do not see all keys, however these are masked.
@@ -32,30 +32,30 @@ _OWN_WINDOW = re.compile(r"(?<!sliding_)window|chunk|dilat|block_size", re.I)
 
 
 def from_module(module: nn.Module, *args, **inputs) -> Attention:
-    r"""Read an attention layer out of a module, and verify it against the module on the spot.
+    r"""Return the attention layer that a module is, verified against the module on the spot.
 
     Parameters
     ----------
     module : torch.nn.Module
-        ``nn.MultiheadAttention``, the ``self_attn`` of ``nn.TransformerEncoderLayer``, or an
-        attention class of transformers or of one's own with projections under usual names.
+        An ``nn.MultiheadAttention``, the ``self_attn`` of an ``nn.TransformerEncoderLayer``, or an
+        attention class of transformers or of your own with projections under usual names.
     *args, **inputs
-        What the module is called with: tokens, masks, positions. Left out, random tokens, with a
-        causal mask if the module is marked causal, with the positions of its config, and with its
-        sliding window, whose width is that of the masks that its library makes for it.
+        The inputs of the module: tokens, masks, positions. If left out, they are random tokens,
+        with a causal mask if the module is marked causal, with the positions of its config, and
+        with its sliding window, whose width is that of the masks that its library makes for it.
 
     Returns
     -------
     Attention
         The same map, to 1e-5 of its largest entry in float32, at these tokens and at others nearby.
-        A mask that came in fixes its number of tokens.
+        A mask among the inputs fixes its number of tokens.
 
     Raises
     ------
     ValueError
-        If no reading gives what the module gives: it has more than an Attention has (a residual, a
-        gate, relative positions inside), or hides what it does. Then measure it by autodiff:
-        :func:`~lipcore.models.capture.capture`.
+        If no reading gives the module's output: the module has more than an Attention has (a
+        residual, a gate, relative positions inside), or hides what it does. It can then be measured
+        by automatic differentiation, see :func:`~lipcore.models.capture.capture`.
 
     Examples
     --------
@@ -82,21 +82,21 @@ def from_module(module: nn.Module, *args, **inputs) -> Attention:
 
 
 def read(fn: Captured) -> Attention:
-    """The captured attention as an Attention, with its mask; ValueError if it is not one."""
+    """Return captured attention as an Attention, with its mask; ValueError if it is none."""
     module = fn.call.module
     X = fn.X
     if X.dtype not in TOLERANCE:
         raise ValueError(f"module: expected float32 or float64, got {X.dtype}")
     noise = torch.randn(X.shape, generator=torch.Generator().manual_seed(0)).to(X)
-    with torch.no_grad(), slow_path():  # the fast one keeps all attention weights at once
+    with torch.no_grad(), slow_path():  # the fast path holds all attention weights at once
         probes = [X, X + 0.1 * X.std() * noise]
         truths = [fn(probe) for probe in probes]
         for attention in _candidates(module, fn):
             if all(_agree(attention, x, y) for x, y in zip(probes, truths, strict=True)):
                 return attention
     cure = "measure it by autodiff, with lipcore.capture"
-    what = f"{fn.name or 'this'} ({fn.kind}) does more than, or otherwise than, an Attention"
-    raise ValueError(f"module: {what}: {cure}")
+    got = f"{fn.name or 'one'} ({fn.kind}), whose output no reading of its weights gives"
+    raise ValueError(f"module: expected what an Attention can compute, got {got}: {cure}")
 
 
 def _agree(attention: Attention, X: Tensor, Y: Tensor) -> bool:
@@ -110,13 +110,13 @@ def _agree(attention: Attention, X: Tensor, Y: Tensor) -> bool:
 
 
 def _output_of(attention: Attention, X: Tensor) -> Tensor:
-    """The layer's output, some rows at a time, in memory linear in n."""
+    """Return the layer's output, computed by some rows at a time in memory linear in n."""
     heads = head_outputs(attention, X)
     return attention.join_heads(attention.gated(heads, X), bias=True)
 
 
 def _candidates(module: nn.Module, fn: Captured) -> Iterator[Attention]:
-    """Every reading of a module, the most usual first."""
+    """Yield every reading of a module, the most usual first."""
     heads = _number(module, "num_attention_heads", "num_heads", "n_heads", "n_head", "heads")
     key_heads = _number(module, "num_key_value_heads", "num_kv_heads", "n_kv_heads") or heads
     if heads is None:
@@ -140,7 +140,7 @@ def _candidates(module: nn.Module, fn: Captured) -> Iterator[Attention]:
 
 
 class _Reordered(nn.Module):
-    """A norm of vectors whose entries stand in another order."""
+    """A norm of vectors whose entries are in another order."""
 
     def __init__(self, norm: nn.Module, order: Tensor) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class _Reordered(nn.Module):
 
 
 def _norms(module: nn.Module, order: Tensor | None) -> dict[str, nn.Module]:
-    """What the module normalises each head's queries and keys with."""
+    """Return the norms that the module applies to each head's queries and keys."""
     children = dict(module.named_children())
     found = {norm_role(name): child for name, child in children.items()}
     return {
@@ -164,7 +164,7 @@ def _norms(module: nn.Module, order: Tensor | None) -> dict[str, nn.Module]:
 
 
 def _number(module: nn.Module, *names: str):
-    """The first of the attributes that the module, or its config, has."""
+    """Return the first of the attributes that the module, or its config, has."""
     for holder, name in itertools.product((module, getattr(module, "config", None)), names):
         value = getattr(holder, name, None)
         if isinstance(value, int | float) and not isinstance(value, bool):
@@ -173,7 +173,7 @@ def _number(module: nn.Module, *names: str):
 
 
 def _weights(module: nn.Module, heads: int, key_heads: int) -> Iterator[dict[str, Tensor]]:
-    """Weights and biases of queries, keys, values and output, as an Attention takes them."""
+    """Yield weights and biases of queries, keys, values and output, as an Attention takes them."""
     if isinstance(module, nn.MultiheadAttention):
         if module.bias_k is not None or module.add_zero_attn:
             return
@@ -202,7 +202,7 @@ def _weights(module: nn.Module, heads: int, key_heads: int) -> Iterator[dict[str
 
 
 def _orders(size: int, heads: int, key_heads: int) -> Iterator[list[Tensor]]:
-    """Rows of queries, keys and values in one weight: in three parts, or group by group."""
+    """Yield the rows of queries, keys and values in one weight, in three parts or by groups."""
     total = heads + 2 * key_heads
     if size % total:
         return
@@ -214,7 +214,7 @@ def _orders(size: int, heads: int, key_heads: int) -> Iterator[list[Tensor]]:
 
 
 def _separate(pairs: list, counts: tuple[int, ...]) -> list[dict[str, Tensor | None]]:
-    """Queries, keys and values of three projections; twice as many queries are half gates."""
+    """Return queries, keys and values of three projections; half of double queries are gates."""
     heads, key_heads, _ = counts
     (query, bias), (key, _), _ = pairs
     if len(query) * key_heads != 2 * len(key) * heads:
@@ -227,7 +227,7 @@ def _separate(pairs: list, counts: tuple[int, ...]) -> list[dict[str, Tensor | N
 
 
 def _matrix(child: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """Weight (out, in) and bias of a projection."""
+    """Return the weight (out, in) and the bias of a projection."""
     weight = child.weight.detach()
     bias = getattr(child, "bias", None)
     weight = weight.mT if type(child).__name__ == "Conv1D" else weight
@@ -245,7 +245,7 @@ def _parts(weights, biases, heads) -> dict[str, Tensor | None]:
 
 
 def _per_head(weight: Tensor, heads: int) -> Tensor:
-    """(heads·k, …) → (heads, k, …)."""
+    """Reshape (heads·k, …) to (heads, k, …)."""
     return weight.detach().reshape(heads, -1, *weight.shape[1:]).contiguous()
 
 
@@ -255,7 +255,7 @@ def _output(child: nn.Module) -> dict[str, Tensor | None]:
 
 
 def _tables(fn: Captured, heads: int) -> Iterator[dict]:
-    """What can hide keys or be added to scores, from the arguments; none, and causal."""
+    """Yield what can hide keys or be added to scores, from the arguments, first none and causal."""
     given = {name: x for name, x in fn.call.arguments().items() if isinstance(x, Tensor)}
     given = {name: x for name, x in given.items() if name not in fn.varied and x.ndim > 1}
     found = [
@@ -303,12 +303,12 @@ def _readings(table: Tensor, fn: Captured, heads: int) -> Iterator[dict]:
 
 
 def _turned(parts: dict, fn: Captured) -> Iterator[tuple[dict, float, Tensor | None]]:
-    """Weights with rotary frequencies, in the order of dimensions that an Attention has.
+    """Yield weights with rotary frequencies, in the order of dimensions that an Attention has.
 
-    Rotary positions come in as (cos, sin), (…, n, r): r of the k dimensions turn, in pairs
-    (s, s + r/2) or (2s, 2s + 1). The pairs of an Attention are (s, s + k/2), and those that do not
-    turn have frequency zero. What cos and sin are multiplied by goes into the scale. The order
-    comes last, unless it is that of the module.
+    Rotary positions come in as (cos, sin), (…, n, r): r of the k dimensions are rotated, in pairs
+    (s, s + r/2) or (2s, 2s + 1). The pairs of an Attention are (s, s + k/2), and those that are not
+    rotated have frequency zero. A factor of cos and sin goes into the scale. The order comes last,
+    unless it is that of the module.
     """
     pairs = fn.call.arguments().get("position_embeddings")
     if not isinstance(pairs, tuple | list) or len(pairs) != 2:
@@ -346,7 +346,7 @@ def _turned(parts: dict, fn: Captured) -> Iterator[tuple[dict, float, Tensor | N
 
 
 def _is_causal(module: nn.Module) -> bool:
-    """Whether a module alone is causal; ValueError where it does not know, or reads a memory."""
+    """Return whether a module alone is causal; ValueError if it does not say, or reads a memory."""
     kind = type(module).__name__
     causal = bool(getattr(module, "is_causal", False))
     is_told = {"is_causal", "is_decoder"} & {*inspect.signature(type(module).__init__).parameters}
@@ -362,10 +362,10 @@ def _is_causal(module: nn.Module) -> bool:
 
 
 def _window(module: nn.Module, causal: bool) -> tuple[int | None, Tensor | None]:
-    """A module's sliding window, and who sees whom among a few tokens, (tokens, tokens), or None.
+    """Return a module's sliding window, and a mask (tokens, tokens) of who sees whom, or None.
 
-    What a window of transformers includes is a matter of the masks that the model makes. They are
-    made here with the window set to two, which tells how the true one is to be read.
+    What a window of transformers includes depends on the masks that the model makes. They are made
+    here with the window set to two, which tells how the true one is to be read.
     """
     places = torch.arange(_TOKENS)
     behind = places[:, None] - places
@@ -396,7 +396,7 @@ def _window(module: nn.Module, causal: bool) -> tuple[int | None, Tensor | None]
 
 
 def _declared_window(module: nn.Module) -> int | None:
-    """The size of its window that a module, or the config for its layer, declares."""
+    """Return the size of the window that a module, or the config for its layer, declares."""
     own = [name for name, x in vars(module).items() if _OWN_WINDOW.search(name) and x is not None]
     if own or getattr(module, "attention_type", None) == "local":
         what = f"one that makes a window itself ({', '.join(own) or 'attention_type'})"
@@ -416,7 +416,7 @@ def _declared_window(module: nn.Module) -> int | None:
 
 
 def _layer_type(module: nn.Module) -> str | None:
-    """Of which kind a layer is, in models whose layers are of several kinds."""
+    """Return the kind of a layer, in models whose layers are of several kinds."""
     kinds = getattr(getattr(module, "config", None), "layer_types", None)
     place = getattr(module, "layer_idx", None)
     found = getattr(module, "layer_type", None)
@@ -426,12 +426,12 @@ def _layer_type(module: nn.Module) -> str | None:
 
 
 def _home(module: nn.Module) -> dict:
-    """What stands in the file that defines a module's class."""
+    """Return the contents of the file that defines a module's class."""
     return vars(sys.modules[type(module).__module__])
 
 
 def _run_alone(module: nn.Module, mask: Tensor | None) -> list[Call]:
-    """A run of a module on tokens of its own size, with a mask of who sees whom."""
+    """Run a module on tokens of its own size, with a mask of who sees whom, and return the runs."""
     try:
         args, inputs = _example(module, mask)
         return record(module, [""], *args, **inputs)
@@ -442,7 +442,7 @@ def _run_alone(module: nn.Module, mask: Tensor | None) -> list[Call]:
 
 
 def _example(module: nn.Module, mask: Tensor | None) -> tuple[tuple, dict]:
-    """Arguments to call a module with: random tokens, a mask, positions."""
+    """Return arguments to call a module with: random tokens, a mask, positions."""
     like = next(module.parameters())
     d = _number(module, "embed_dim", "hidden_size", "embedding_size", "dim", "d_model", "n_embd")
     if d is None:

@@ -1,4 +1,4 @@
-"""Photographs and speech, as models of images and of sound take them."""
+"""Photographs and speech, in the form that models of images and of sound take."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lipcore._checks import check_count
 from lipcore.models.loaded import LoadedModel, library
 from lipcore.models.sources import DATA, fetch
 
-#: Side of a patch of the vision transformer, in pixels.
+#: The side of a patch of the vision transformer, in pixels.
 PATCH = 14
 #: Mean and deviation of red, green and blue over ImageNet: models of images expect them removed.
 _MEAN = (0.485, 0.456, 0.406)
@@ -21,7 +21,7 @@ _RATE = 16_000  # samples a second of everything that Whisper hears
 
 
 def photographs() -> dict[str, Tensor]:
-    """Ten photographs by name, each (3, height, width) with values from 0 to 1.
+    """Return ten photographs by name, each (3, height, width) with values from 0 to 1.
 
     They are fetched on first use (:func:`lipcore.models.fetch`), and are in the public domain.
 
@@ -30,7 +30,7 @@ def photographs() -> dict[str, Tensor]:
     ConnectionError
         If they are not on this computer, and cannot be fetched.
     ImportError
-        Without Pillow.
+        If Pillow is not installed.
     """
     try:
         from PIL import Image
@@ -47,19 +47,19 @@ def photographs() -> dict[str, Tensor]:
 
 
 def patches(image: Tensor, side: int) -> Tensor:
-    """The central square of an image with side × side patches, as the vision transformer takes it.
+    """Return an image's central square of side × side patches, as the vision transformer takes it.
 
     Parameters
     ----------
     image : Tensor, shape (3, height, width)
         With values from 0 to 1.
     side : int
-        Patches along each side; with the class token, the model then has side² + 1 tokens.
+        Number of patches along each side; with the class token, the model has side² + 1 tokens.
 
     Returns
     -------
     Tensor, shape (3, 14 side, 14 side)
-        Normalised: pass a batch of them as ``pixel_values``.
+        The normalised image; pass a batch of them as ``pixel_values``.
 
     Raises
     ------
@@ -87,7 +87,7 @@ def patches(image: Tensor, side: int) -> Tensor:
 
 
 def speech() -> Tensor:
-    """Thirty seconds of a conversation between two people, 16,000 samples a second, from −1 to 1.
+    """Return thirty seconds of a conversation, 16,000 samples a second, with values from −1 to 1.
 
     The recording is fetched on first use (:func:`lipcore.models.fetch`).
 
@@ -102,12 +102,12 @@ def speech() -> Tensor:
 
 
 def spectrogram(sound: Tensor) -> Tensor:
-    """What Whisper hears of a sound of at most thirty seconds: 80 bands, 100 columns a second.
+    """Return Whisper's input for a sound of at most thirty seconds: 80 bands, 100 columns a second.
 
     Parameters
     ----------
     sound : Tensor, shape (samples,)
-        16,000 a second; silence fills the thirty seconds.
+        The sound at 16,000 samples a second; silence fills up the thirty seconds.
 
     Returns
     -------
@@ -119,19 +119,19 @@ def spectrogram(sound: Tensor) -> Tensor:
 
 
 def shortened(model: LoadedModel, n: int) -> LoadedModel:
-    """Whisper's encoder with its first n positions only: it takes 2 n columns, not 3,000.
+    """Return Whisper's encoder with its first n positions only: it takes 2 n columns, not 3,000.
 
     Parameters
     ----------
     model : LoadedModel
-        ``load("whisper")``, which is left as it is.
+        The result of ``load("whisper")``, which does not change.
     n : int
         From 1 to 1,500.
 
     Returns
     -------
     LoadedModel
-        With the same weights.
+        A model that shares the weights.
 
     Raises
     ------

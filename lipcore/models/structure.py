@@ -1,4 +1,4 @@
-"""Where a model keeps its attention and its blocks: found by structure, not by a list of names."""
+"""Where a model keeps its attention and its blocks, found by structure and not by their names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OF_QUERIES = re.compile(r"(q|k|query|key|qk|query_key)_?(layer_?)?(norm|ln|laye
 
 
 def attention_modules(model: nn.Module) -> list[str]:
-    """Names of a model's attention modules, in the order in which it lists them.
+    """Return the names of a model's attention modules, in the order in which the model lists them.
 
     An attention module is an ``nn.MultiheadAttention``, or has a query and a key projection, or one
     for both, among its children; or its class is called attention and none is inside.
@@ -39,7 +39,7 @@ def attention_modules(model: nn.Module) -> list[str]:
 
 
 def blocks(model: nn.Module) -> list[str]:
-    """Names of a model's blocks: entries of a list, with attention and other matrices in them.
+    """Return the names of a model's blocks, list entries with attention and other matrices in them.
 
     Examples
     --------
@@ -60,7 +60,7 @@ def blocks(model: nn.Module) -> list[str]:
 
 
 def remarks(module: nn.Module) -> str:
-    """What an attention module has beside attention, or lacks of it, in words.
+    """Return in words what an attention module has besides attention, or lacks of it.
 
     Examples
     --------
@@ -84,12 +84,12 @@ def remarks(module: nn.Module) -> str:
 
 
 def is_attention(module: nn.Module) -> bool:
-    """Whether a module has the projections of attention among its children."""
+    """Return whether a module has the projections of attention among its children."""
     return _has_projections(module)
 
 
 def projections(module: nn.Module) -> dict[str, list[nn.Module]]:
-    """Children of an attention module: query, key, value, all of them fused, output.
+    """Return the children of an attention module, as query, key, value, fused and output.
 
     Examples
     --------
@@ -110,7 +110,7 @@ def projections(module: nn.Module) -> dict[str, list[nn.Module]]:
 
 
 def norm_role(name: str) -> str | None:
-    """Whether a child with this name normalises queries or keys.
+    """Return whether a child of this name normalises queries or keys, or None.
 
     Examples
     --------
@@ -146,13 +146,13 @@ def _is_inside(inner: str, outer: str) -> bool:
 
 
 def _is_whole(name: str, block: nn.Module, attention: list[str]) -> bool:
-    """Whether an entry of a list holds attention, and matrices elsewhere, as a block does."""
+    """Return whether a list entry holds attention, and matrices elsewhere, as a block does."""
     own = [inner for inner in attention if _is_inside(inner, name)]
     return bool(own) and any(_matrices_beside(name, block, own))
 
 
 def _matrices_beside(name: str, block: nn.Module, attention: list[str]) -> Iterator[bool]:
-    """One entry for each matrix of a block outside of its attention and what is around that."""
+    """Yield True for each matrix of a block outside of its attention and what is around that."""
     around = {_part(inner.removeprefix(f"{name}.")) for inner in attention}
     for parameter_name, parameter in block.named_parameters():
         if parameter.ndim >= 2 and _part(parameter_name) not in around:
@@ -160,5 +160,5 @@ def _matrices_beside(name: str, block: nn.Module, attention: list[str]) -> Itera
 
 
 def _part(name: str) -> str:
-    """The first part of a dotted name, with its number where it is a list."""
+    """Return the first part of a dotted name, with its number where it is a list."""
     return re.match(r"[^.]*(\.\d+)?", name).group()

@@ -1,4 +1,4 @@
-"""A table of measurements: printed as text, shown in a notebook, written as JSON or for pandas."""
+"""A table of measurements, which is printed as text, shown in a notebook, or written as JSON."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Columns that are shown in any case.
+#: Columns that are always shown.
 KEPT = ("layer", "sigma")
-#: Characters in a line of what stands above a table.
+#: Number of characters in a line of the text above a table.
 WIDTH = 80
 
 
@@ -28,15 +28,15 @@ class Table:
     Attributes
     ----------
     title : str
-        What was measured, in a line.
+        What was measured, in one line.
     rows : list of dict
         One for each measurement. A number that is not known is None.
     complete : bool
-        False where the measuring was interrupted, or still goes on.
+        False if the measuring was interrupted, or is still going on.
 
     Notes
     -----
-    Shown is what differs: a column with one value in all of several rows is said once, above them.
+    Only what differs is shown: a column with one value in all of several rows is said above them.
 
     Examples
     --------
@@ -66,16 +66,16 @@ class Table:
         return iter(self.rows)
 
     def __getitem__(self, key: int | str):
-        """A row by its number, or a column by its name."""
+        """Return a row by its number, or a column by its name."""
         return [row[key] for row in self.rows] if isinstance(key, str) else self.rows[key]
 
     @property
     def columns(self) -> list[str]:
-        """Names of the columns."""
+        """The names of the columns."""
         return list(self.rows[0]) if self.rows else []
 
     def _shown(self) -> tuple[str, list[list[str]]]:
-        """The title and what all rows have in common, and the cells of what differs."""
+        """Return the title with what all rows have in common, and the cells of what differs."""
         rows = [{name: show(value) for name, value in row.items()} for row in self.rows]
         alike = {}
         if len(rows) > 1:
@@ -92,7 +92,7 @@ class Table:
         return "\n".join(lines if self.complete else [*lines, "interrupted: there are more"])
 
     def _repr_html_(self) -> str:
-        """The table in a notebook."""
+        """Return the table for a notebook."""
         title, cells = self._shown()
         titles, *rows = [[html.escape(cell) for cell in row] for row in cells]
         lines = ["".join(f"<td>{cell}</td>" for cell in row) for row in rows]
@@ -102,13 +102,13 @@ class Table:
         return f"<table><caption>{caption}</caption><tr>{head}</tr>{body}</table>"
 
     def to_pandas(self) -> pd.DataFrame:
-        """The rows as a DataFrame; what is not known is NaN."""
+        """Return the rows as a DataFrame; what is not known is NaN."""
         import pandas as pd
 
         return pd.DataFrame(self.rows, columns=self.columns)
 
     def to_json(self, path: str | os.PathLike | None = None) -> str:
-        """The table as JSON, which is also written to ``path``, if there is one."""
+        """Return the table as JSON, and write it to ``path`` if that is given."""
         content = {"title": self.title, "complete": self.complete, "rows": finite(self.rows)}
         text = json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False)
         if path is not None:
@@ -117,7 +117,7 @@ class Table:
 
 
 def show(value) -> str:
-    """A value as a cell: six digits, ``-`` for what is not known."""
+    """Return a value as a cell: six digits, and ``-`` for what is not known."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
@@ -128,7 +128,7 @@ def show(value) -> str:
 
 
 def finite(value):
-    """Put null where a number is infinite: JSON has none."""
+    """Replace infinite numbers by null, since JSON has no word for infinity."""
     if isinstance(value, dict):
         return {key: finite(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""English text to run the models on, and its cutting into token sequences of equal length."""
+"""English text to run the models on, and functions that cut it into sequences of equal length."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _PLAIN_WORD = re.compile(r"[(\"“]?[A-Za-z][a-z'’-]*[.,;:)\"”]*")
 
 
 def load_text(name: str | os.PathLike) -> str:
-    """A text by name, or any text file (UTF-8) by path.
+    """Return a text by name, or the text of any file (UTF-8) by path.
 
     Parameters
     ----------
@@ -61,12 +61,12 @@ def load_text(name: str | os.PathLike) -> str:
     Returns
     -------
     str
-        With each paragraph on one line; code keeps its lines.
+        The text with each paragraph on one line; code keeps its lines.
 
     Raises
     ------
     ValueError
-        For an unknown name, or a file that is empty or not text.
+        If the name is unknown, or the file is empty or not text.
     ImportError, ConnectionError
         If a package that brings the text is not installed, or cannot reach its data.
 
@@ -115,15 +115,15 @@ def sequences(
     model : LanguageModel
         Its tokenizer is used, and n may not exceed its positions.
     text : str, or Tensor of integers, shape (tokens,)
-        Token ids, from ``model.encode``, save encoding the text again.
+        The text, or its token ids from ``model.encode``, which saves encoding the text again.
     n, count : int
     start : int or torch.Generator
-        The token to start at, or where to draw it from, uniformly among those that leave enough
-        text.
+        The token to start at, or a generator with which to draw it, uniformly among those that
+        leave enough text.
     special_tokens : bool
-        Give every sequence the model's opening and closing tokens ([CLS] … [SEP] for BERT); they
-        count among the n. Left out, sequences are plain pieces of text, as in Castin, Ablin & Peyré
-        (2024).
+        Whether every sequence gets the model's opening and closing tokens ([CLS] … [SEP] for BERT),
+        which count among the n. Without them, sequences are plain pieces of text, as in Castin,
+        Ablin & Peyré (2024).
 
     Returns
     -------
@@ -180,20 +180,20 @@ def _check_vector(ids: Tensor) -> Tensor:
 
 
 def _join_paragraphs(text: str) -> str:
-    """Undo the breaking of lines: one paragraph a line, nothing else changed."""
+    """Undo line breaks, so that each paragraph is on one line, and change nothing else."""
     text = re.sub(r"(\w-)[ \t]*\n[ \t]*(?=\w)", r"\1", text)  # a compound word broken at its hyphen
     paragraphs = (" ".join(part.split()) for part in re.split(r"\n\s*\n", text))
     return "\n".join(paragraph for paragraph in paragraphs if paragraph)
 
 
 def _pydoc() -> str:
-    """Paragraphs of the manual that are running English, each once: no titles, tables or code."""
+    """Return the paragraphs of the manual that are running English, each once, without code."""
     manual = "\n\n".join(topics[topic] for topic in sorted(topics))
     return "\n".join(dict.fromkeys(filter(_is_english, _join_paragraphs(manual).splitlines())))
 
 
 def _licences() -> str:
-    """The paragraphs and clauses of the licences that are running English, each once."""
+    """Return the paragraphs and clauses of the licences that are running English, each once."""
     paragraphs = []
     for package, file in _LICENCES:
         raw = re.sub(_LINE_START, "", _licence(package, file))
@@ -217,13 +217,13 @@ def _licence(package: str, file: str) -> str:
 
 
 def _code() -> str:
-    """The sources of the modules, one after the other, as they are."""
+    """Return the sources of the modules, one after the other, unchanged."""
     paths = [Path(util.find_spec(name).origin) for name in _MODULES]
     return "\n".join(path.read_text(encoding="utf-8") for path in paths)
 
 
 def _bible() -> str:
-    """The first paragraphs, without the brackets around words that translators added."""
+    """Return the first paragraphs, without the brackets around words that translators added."""
     module = fetch("bible").read_text(encoding="utf-8")
     whole = module.split('"""')[1].translate(str.maketrans("", "", "[]"))
     paragraphs = _join_paragraphs(whole.replace("\n", "\n\n"))
@@ -231,12 +231,12 @@ def _bible() -> str:
 
 
 def _is_english(paragraph: str) -> bool:
-    """Whether it reads as a sentence: starts and ends like one, and is mostly made of words."""
+    """Return whether it reads as a sentence: by its start, its end, and mostly words between."""
     return paragraph[0].isupper() and paragraph[-1] in ".:" and _is_words(paragraph)
 
 
 def _is_clause(paragraph: str) -> bool:
-    """Whether it reads as a paragraph or a numbered clause of a contract."""
+    """Return whether it reads as a paragraph or a numbered clause of a contract."""
     return paragraph[-1] in ".:;" and _is_words(paragraph)
 
 

@@ -1,4 +1,4 @@
-"""Weights in formats that are slow to read, or that transformers does not know, written out once.
+"""Convert weights in formats that transformers reads slowly or not at all, once and for all.
 
 The copy is an ordinary checkpoint in float32, which :func:`lipcore.models.load` reads.
 """
@@ -24,9 +24,9 @@ _FILES = ("config.json", "model.safetensors", "model.sha256")
 
 
 def unpacked(source: ModelSource) -> Path:
-    """The folder of a source's checkpoint; for another format, that of its copy in float32.
+    """Return the folder of a source's checkpoint, or of its copy in float32 for another format.
 
-    The copy carries its own SHA-256, and is remade if that differs.
+    The copy carries its own SHA-256, and is made again if that differs.
     """
     folder = fetch(source.name)
     write = _WRITERS.get(source.weights.rpartition(".")[2])
@@ -69,7 +69,7 @@ def _save(weights: dict[str, Tensor], config, target: Path) -> None:
 
 
 def _write_gguf(transformers, file: Path, source: ModelSource, target: Path) -> None:
-    """A language model in four bits, with its tokenizer."""
+    """Write a language model in four bits as a checkpoint, with its tokenizer."""
     _need(source, "gguf", "accelerate")
     options = {"gguf_file": file.name, "local_files_only": True}
     model = transformers.AutoModel.from_pretrained(file.parent, dtype=torch.float32, **options)
@@ -80,7 +80,7 @@ def _write_gguf(transformers, file: Path, source: ModelSource, target: Path) -> 
 
 
 def _write_onnx(transformers, file: Path, source: ModelSource, target: Path) -> None:
-    """The backbone of a vision transformer; what the graph computes from its features is left."""
+    """Write the backbone of a vision transformer, without what follows its features."""
     _need(source, "onnx")
     config = transformers.Dinov2Config(
         hidden_size=source.d,
@@ -95,10 +95,11 @@ def _write_onnx(transformers, file: Path, source: ModelSource, target: Path) -> 
 
 
 def _dinov2_weights(file: Path) -> dict[str, Tensor]:
-    """Initializers of an ONNX file under the names that Dinov2 checkpoints have.
+    """Return the initializers of an ONNX file under the names that Dinov2 checkpoints have.
 
-    Vectors have them already. A matrix is known by the product that it enters, transposed; the
-    positions of the class token and of the patches are those that are joined or reshaped.
+    Vectors have these names already. A matrix is recognised by the product that it enters,
+    transposed; the positions of the class token and of the patches are those that are joined or
+    reshaped.
     """
     import onnx
 
@@ -119,7 +120,7 @@ def _dinov2_weights(file: Path) -> dict[str, Tensor]:
 
 
 def _write_ctranslate2(transformers, file: Path, source: ModelSource, target: Path) -> None:
-    """The encoder of a Whisper model; its decoder is left."""
+    """Write the encoder of a Whisper model, without its decoder."""
     with file.open("rb") as stream:
         found = read_ctranslate2(stream)
     weights = _whisper_weights(found, source.layers)
@@ -137,7 +138,7 @@ def _write_ctranslate2(transformers, file: Path, source: ModelSource, target: Pa
     _save(weights, config, target)
 
 
-#: CTranslate2's name of a part of a layer of Whisper, and that of transformers.
+#: The name that CTranslate2 gives a part of a layer of Whisper, and the name in transformers.
 _PARTS = (
     ("self_attention/layer_norm", "self_attn_layer_norm"),
     ("self_attention/linear_1", "self_attn.out_proj"),
@@ -149,7 +150,7 @@ _KINDS = {"weight": "weight", "bias": "bias", "gamma": "weight", "beta": "bias"}
 
 
 def _whisper_weights(found: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
-    """The encoder's weights in float32 under the names that transformers' WhisperEncoder has."""
+    """Return the encoder's weights in float32 under the names of transformers' WhisperEncoder."""
     found = {name: x.float() for name, x in found.items() if name.startswith("encoder/")}
     parts = [("conv1", "conv1"), ("conv2", "conv2"), ("layer_norm", "layer_norm")]
     weights = {"embed_positions.weight": found["encoder/position_encodings/encodings"]}
@@ -172,7 +173,7 @@ _TYPES = (torch.float32, torch.int8, torch.int16, torch.int32, torch.float16, to
 
 
 def read_ctranslate2(stream: BinaryIO) -> dict[str, Tensor]:
-    r"""The variables of a model in the binary format of CTranslate2, version 6.
+    r"""Return the variables of a model in the binary format of CTranslate2, version 6.
 
     All numbers are little-endian. The file begins with the version (4 bytes), the name and the
     revision (4) of the specification, and the number of variables (4). A variable is its name, its

@@ -80,7 +80,36 @@ def test_a_page_that_leans_forward_is_found():
     assert leans(pages[1], texts[pages[0]], pages, defined) == []
 
 
-@pytest.mark.parametrize("page", [*CHAPTERS, "book/index", "book/notation", "book/how_to_run"])
-def test_chapters_are_named_and_not_numbered(page):
-    """A number typed into a sentence is wrong as soon as a chapter is added."""
-    assert re.findall(r"\b[Cc]hapters? \d+", source(page)) == []
+#: What else may mention a chapter: code with its docstrings and comments, tests, benchmarks.
+CODE = [
+    path
+    for folder in ("lipcore", "book/_ext", "book/_static", "tests", "benchmarks")
+    for kind in ("*.py", "*.js", "*.css", "*.toml")
+    for path in sorted((ROOT / folder).rglob(kind))
+] + [ROOT / "Makefile"]
+PAGES = sorted([*(ROOT / "notebooks").glob("*.md"), *(ROOT / "book").glob("*.md")])
+
+
+def numbered_chapters(text: str) -> list[str]:
+    """Mentions of a chapter by its number, also across the end of a line."""
+    return re.findall(r"\b[Cc]hapters?[\s#>]+\d+", text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_pages_name_chapters_without_numbers(page):
+    """A number typed into a sentence is wrong as soon as a chapter is added or moved."""
+    assert numbered_chapters(page.read_text(encoding="utf8")) == []
+
+
+def test_code_names_chapters_without_numbers():
+    assert len(CODE) > 200
+    found = {path: numbered_chapters(path.read_text(encoding="utf8")) for path in CODE}
+    assert {str(path.relative_to(ROOT)): names for path, names in found.items() if names} == {}
+
+
+def test_a_numbered_chapter_is_found():
+    number = 7
+    assert numbered_chapters(f"See chapter {number}.") and numbered_chapters(
+        f"# as in Chapters\n# {number} and {number + 1}"
+    )
+    assert numbered_chapters("See the chapter on large radii, and its chapter-long proof.") == []

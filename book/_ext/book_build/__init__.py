@@ -1,4 +1,4 @@
-"""The book's own Sphinx extension: what Jupyter Book leaves out, one concern a module.
+"""The book's own Sphinx extension: what Jupyter Book leaves out, with one module for each concern.
 
 ========== ==========================================================================
 reach      which modules of the package a page can reach

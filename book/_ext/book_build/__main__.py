@@ -1,4 +1,4 @@
-"""``python -m book_build pdf`` or ``… zip``: make an edition of the built pages."""
+"""``python -m book_build pdf`` (or ``zip``) makes an edition of the built pages."""
 
 from .editions import main
 

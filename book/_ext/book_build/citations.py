@@ -33,12 +33,6 @@ def author_year(entry: Entry) -> tuple[str, str]:
     return who, entry.fields["year"] + kind
 
 
-def citation_text(env, key: str) -> str:
-    """Return ``Castin et al. (2024)`` for a key of the bibliography."""
-    who, year = author_year(env.get_domain("cite").bibdata.data.entries[key])
-    return f"{who} ({year})"
-
-
 def source_nodes(source: str, docname: str) -> list[nodes.Node]:
     """Return "this book" or, linked to the bibliography, the author and year of a claim's source."""
     if source == "book":

@@ -23,11 +23,11 @@ from lipcore.lab.claims import STATUSES
 from .scoreboard import reading_order
 from .search import plain
 
-# Pixels of the picture: its width, a box, the room between two in a row, a line of a name.
+# Pixels of the picture: its width, a box, the room between two boxes in a row, a line of a name.
 WIDTH, BOX_WIDTH, BOX_HEIGHT, GAP, LINE = 700, 110, 46, 8, 13
 IN_A_ROW = (WIDTH + GAP) // (BOX_WIDTH + GAP)
 HEADING, BETWEEN = 24, 20  # above the boxes of a chapter, and below them
-LETTERS = 18  # that fit into a line of a name
+LETTERS = 18  # how many fit into a line of a name
 DOT = 3  # radius
 
 Corner = tuple[float, float]
@@ -131,7 +131,7 @@ def layout(theorems: dict[str, dict]) -> tuple[dict[str, Corner], dict[str, floa
 
 
 def pull(record: dict, corners: dict[str, Corner]) -> float:
-    """Return how far to the right a theorem wants to stand: where its grounds above are."""
+    """Return how far to the right a theorem is best placed, by where its grounds above are."""
     above = [corners[ground][0] for ground in record["grounds"] if ground in corners]
     return fmean(above) if above else WIDTH / 2
 
@@ -203,7 +203,7 @@ class DrawDependencies(SphinxPostTransform):
         )
 
     def chapter(self, page: str) -> str:
-        """Return number and title of a chapter."""
+        """Return the number and the title of a chapter."""
         number = self.env.toc_secnumbers.get(page, {}).get("", ())[:1]
         return "".join([*(f"{n}. " for n in number), self.env.titles[page].astext()])
 

@@ -28,7 +28,7 @@ SOLUTION = re.compile(
 
 
 class References:
-    """Answer what the roles on one page refer to, from Sphinx's own tables."""
+    """Answers what the roles on one page refer to, from Sphinx's own tables."""
 
     def __init__(self, app: Sphinx, docname: str):
         self.app, self.env, self.docname = app, app.env, docname
@@ -181,7 +181,7 @@ def solutions_last(cells: list) -> list:
 
 
 def caption(cell, number: Callable[[str], str]) -> list:
-    """Return what stands under a figure, as a cell."""
+    """Return the caption of a figure as a cell."""
     figure = cell.metadata.get("mystnb", {}).get("figure", {})
     if not figure:
         return []
@@ -190,9 +190,9 @@ def caption(cell, number: Callable[[str], str]) -> list:
 
 
 def show_pictures(cell) -> None:
-    """Put drawings into HTML: Jupyter does not show an SVG in a notebook from elsewhere.
+    """Put drawings into HTML, since Jupyter does not show an SVG in a notebook from elsewhere.
 
-    Their PDFs, which the page offers, go.
+    Their PDFs, which the page offers, are removed.
     """
     alt = cell.metadata.get("mystnb", {}).get("image", {}).get("alt", "")
     for output in cell.outputs:

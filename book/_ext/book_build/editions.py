@@ -1,4 +1,4 @@
-"""The book to take away: PDFs and an archive of the site beside the pages, and ``{take-away}`` that links to them.
+"""The book to take away: PDFs and an archive of the site, and ``{take-away}``, which links to them.
 
 ``python -m book_build pdf``, ``… slides`` and ``… zip`` make them after a build, if they are not there or are of other
 pages. They are not part of a build: without them the directive shows nothing. A build whose
@@ -34,7 +34,7 @@ A_DATE = (1980, 1, 1, 0, 0, 0)  # the same files make the same archive
 
 
 def links(site: Path, up: str, kinds=tuple(FILES)) -> str:
-    """Return the list of what there is to take away, for a page that is ``up`` below the first folder."""
+    """Return the list of editions, for a page that is ``up`` below the first folder."""
     items = [
         f'<li><p><a class="reference external" href="{up}{FILES[kind]}" download>{WORDS[kind]}</a> '
         f"({(site / FILES[kind]).stat().st_size / 1e6:.0f} MB)</p></li>"
@@ -52,7 +52,7 @@ class TakeAway(SphinxDirective):
     """Links to the PDF and the archive, where they have been made."""
 
     def run(self) -> list[nodes.Node]:
-        """Leave a place; what stands there is written after the build."""
+        """Leave a place, which is filled after the build."""
         return [nodes.raw("", f"{BEGIN}{END}", format="html")]
 
 
@@ -72,7 +72,7 @@ def write_links(site: Path) -> None:
 
 
 def state(site: Path) -> str:
-    """Return a digest of what the pages say, whatever there is to take away."""
+    """Return a digest of what the pages say, without the links to editions."""
     total = hashlib.sha256()
     for page in pages_of(site):
         found = re.search(r"<article.*</article>", page.read_text(encoding="utf8"), re.DOTALL)
@@ -84,24 +84,24 @@ def state(site: Path) -> str:
 
 
 def made(site: Path) -> dict[str, str]:
-    """Return of which pages each edition was made."""
+    """Return the digest of the pages of which each edition was made."""
     path = site.parent / "editions.json"
     return json.loads(path.read_text(encoding="utf8")) if path.exists() else {}
 
 
 def fresh(site: Path, kind: str) -> bool:
-    """Tell whether an edition is there, and is of the pages that are there."""
+    """Tell whether an edition exists and is of the present pages."""
     return (site / FILES[kind]).exists() and made(site).get(kind) == state(site)
 
 
 def note(site: Path, kind: str) -> None:
-    """Remember of which pages an edition was made."""
+    """Note of which pages an edition was made."""
     text = json.dumps({**made(site), kind: state(site)})
     (site.parent / "editions.json").write_text(text, encoding="utf8")
 
 
 def archive(site: Path, root: Path) -> Path:
-    """Write everything that the site holds into one archive."""
+    """Write all files of the site into one archive."""
     version = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf8"))["project"][
         "version"
     ]
@@ -134,7 +134,7 @@ def print_book(site: Path, root: Path) -> Path:
 
 
 def print_deck(site: Path, root: Path) -> Path:
-    """Print the slides, one a page."""
+    """Print the slides, one on each page."""
     from .printed import launched, print_slides
 
     target = site / FILES["slides"]

@@ -1,4 +1,4 @@
-"""Execute notebooks: a cache that knows what a page can reach, and all cores for what is not cached.
+"""Execute notebooks, with a cache that knows what a page can reach, on all cores.
 
 jupyter-cache recognises a notebook by its code cells and its kernel, so that after a change in the package the
 old outputs would stand. Here every page has a *state*: a digest of the modules of the package that the page can
@@ -35,7 +35,7 @@ from .reach import Package
 
 logger = logging.getLogger(__name__)
 
-KEPT = 200  # executed notebooks: reverting an edit costs nothing
+KEPT = 200  # executed notebooks, so that reverting an edit costs nothing
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 KERNEL = re.compile(r"\A(---\n.*?\bdisplay_name: *)[^,}\n]*", re.DOTALL)
 BORROWED = re.compile(r"\{glue[^}]*\}`[^`]*::|^:doc: ", re.MULTILINE)  # values of another page
@@ -59,7 +59,7 @@ def library_versions(names: list[str]) -> list[str]:
 
 
 class States:
-    """The states of pages, in this state of the package, of the data and of the libraries."""
+    """The states of pages, for the present package, data and libraries."""
 
     def __init__(self, root: Path, package: str, data: list[str], libraries: list[str]):
         self.package = Package(root / package)
@@ -136,7 +136,7 @@ def outdated(app: Sphinx, env, added, changed, removed) -> list[str]:
 
 
 def mark(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Write the state of a page that is being read into it; read it again if it shows another's values."""
+    """Write its state into a page that is being read; read it again if it shows another page's values."""
     state = state_of(app, docname, source[0])
     app.env.metadata[docname]["state"] = state
     if BORROWED.search(source[0]):

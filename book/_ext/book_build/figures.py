@@ -29,8 +29,8 @@ EMBEDDED = re.compile(r"(data:image/png;base64,)([A-Za-z0-9+/=\s]+)")
 FILLED = re.compile(r"\bfill:|\bfill-opacity: 0(?:;|$)")
 UNPAINTED = ("none", "transparent", "currentColor")
 DRAWN = ("path", "rect", "circle", "ellipse", "line", "polyline", "polygon", "use", "text")
-NOT_DRAWN = ("defs", "clipPath", "metadata")  # but where something refers to them
-ALIKE = 3  # of 255: rounding, where a picture is blended with nothing
+NOT_DRAWN = ("defs", "clipPath", "metadata")  # except where something refers to them
+ALIKE = 3  # of 255: the rounding where a picture is blended with nothing
 FAINT = 0.2  # rims of dots, less opaque than this, may be rounded further
 
 
@@ -52,7 +52,7 @@ def black_by_default(svg: str) -> bool:
 
 
 def dark_picture(png: bytes) -> bytes:
-    """Return a picture with the dark value of each pixel's colour; what is see-through stays so."""
+    """Return a picture with the dark value of each pixel's colour, and the same transparency."""
     pixels = np.array(Image.open(io.BytesIO(png)).convert("RGBA"))
     packed, where = np.unique(pixels.view(np.uint32), return_inverse=True)  # one number a colour
     found = packed.view(np.uint8).reshape(-1, 4)
@@ -104,7 +104,7 @@ class version_node(nodes.image):
 
 
 class figure_files_node(nodes.General, nodes.Element):
-    """What a figure offers to take away: its SVG as it is shown, and its PDF."""
+    """What a figure offers to take away: its SVG as shown, and its PDF."""
 
 
 def show_both(app: Sphinx, doctree: nodes.document) -> None:

@@ -1,4 +1,4 @@
-"""What a reference shows when it is hovered: one small script a page, loaded by the first reader who asks.
+"""What a reference shows when it is hovered: one small script for each page, loaded on first use.
 
 A page opened from a disk may not fetch files, but it may load scripts. So the build writes, for every
 page that others refer to, ``_static/previews/PAGE.js``, which hands its theorems, equations, figures and
@@ -28,7 +28,7 @@ def classes(element: HtmlElement) -> set[str]:
 
 
 def parts(element: HtmlElement) -> list[HtmlElement]:
-    """Return what is shown: a term with its definition, a claim with its theorem; of what is no box, nothing."""
+    """Return what is shown: a term with its definition, a claim with its theorem, or nothing."""
     if element.tag == "dt" and "glossary" in classes(element.getparent()):
         return [element, element.getnext()]
     if "claim" in classes(element) and "proof" in classes(element.getparent()):
@@ -55,7 +55,7 @@ def snippet(elements: list[HtmlElement], folder: str) -> str:
 
 
 def article_of(html: str) -> str:
-    """Return what of a page is its own."""
+    """Return the part of a page that is its own."""
     return html[html.find("<article") : html.find("</article>")]
 
 

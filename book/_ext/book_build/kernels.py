@@ -1,4 +1,4 @@
-"""Start the kernels that execute pages: from nothing, or as copies of one process that has imported the libraries.
+"""Start the kernels that execute pages, from nothing or as copies of a process with the libraries.
 
 Most pages import PyTorch, transformers, pandas and Matplotlib, which takes longer than many of them compute. Where the
 system can copy a process (Linux), a server imports them once, and each kernel is a copy of it.
@@ -26,7 +26,7 @@ INLINE = "module://matplotlib_inline.backend_inline"
 
 
 class KernelManager(AsyncKernelManager):
-    """Talk to kernels over local sockets, where there are any: two started at once may pick one port."""
+    """Talks to kernels over local sockets, where there are any: two started at once may pick one port."""
 
     @default("transport")
     def _transport_default(self) -> str:
@@ -39,7 +39,7 @@ class KernelManager(AsyncKernelManager):
 
 
 class CopyingKernelManager(KernelManager):
-    """Start each kernel as a copy of the server that has imported the libraries."""
+    """Starts each kernel as a copy of the server that has imported the libraries."""
 
     async def _async_pre_start_kernel(self, **options):
         self.provisioner = Copies(kernel_id="", kernel_spec=self.kernel_spec, parent=self)
@@ -47,7 +47,7 @@ class CopyingKernelManager(KernelManager):
 
 
 class Copies(LocalProvisioner):
-    """Launch a kernel through the server in place of a new interpreter."""
+    """Launches a kernel through the server in place of a new interpreter."""
 
     async def launch_kernel(self, cmd: list[str], **options):
         """Return how to reach the kernel, once it has been launched."""
@@ -91,7 +91,7 @@ class Copy:
 
 
 def serve(arguments: list[str], env: dict[str, str], cwd: str) -> None:
-    """Be a kernel, until told to stop or the server has gone."""
+    """Run as a kernel, until told to stop or the server has gone."""
     os.setsid()  # Ctrl-C in the terminal is for the build alone
     os.environ.clear()
     os.environ.update(env)
@@ -100,7 +100,7 @@ def serve(arguments: list[str], env: dict[str, str], cwd: str) -> None:
 
 
 def manager_class(libraries: list[str]) -> type[KernelManager]:
-    """Return what starts kernels, of which the server is to import these libraries, if there are any."""
+    """Return the class that starts kernels; its server imports these libraries, if there are any."""
     if not libraries or not sys.platform.startswith("linux"):
         return KernelManager
     # "__main__" keeps each copy from running the script of the build once more.

@@ -1,4 +1,4 @@
-"""Everything a page loads lies beside it: MathJax, the redirect page, a marker for the host."""
+"""Everything that a page loads is beside it: MathJax, the redirect page, a marker for the host."""
 
 from __future__ import annotations
 

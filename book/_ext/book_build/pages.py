@@ -1,4 +1,4 @@
-"""Small repairs to the pages: ids that are unique, buttons that open what they promise, roles that hold."""
+"""Small repairs to the pages: unique ids, buttons that open what they promise, correct roles."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def unique_ids(app: Sphinx, doctree: nodes.document) -> None:
 
 
 def lettered_pages(app: Sphinx, env) -> list[str]:
-    """Number what stands on pages without a chapter's number as A.1, A.2, B.1: no number is bare, or taken twice."""
+    """Number what is on pages without a chapter's number as A.1, A.2, B.1, so that no number is taken twice."""
     letters = iter("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
     for kinds in env.toc_fignumbers.values():  # in reading order
         if any(len(number) > 1 for ids in kinds.values() for number in ids.values()):
@@ -70,7 +70,7 @@ def honest_roles(app: Sphinx, pagename, templatename, context, doctree) -> None:
 
 
 def own_templates(app: Sphinx, config) -> None:
-    """Let the templates beside this module go before the theme's."""
+    """Use the templates beside this module before the theme's."""
     config.templates_path = [str(Path(__file__).parent / "templates"), *config.templates_path]
 
 

@@ -1,4 +1,4 @@
-"""When, with what and how long the pages were executed: a sentence on each, and ``{versions-table}``."""
+"""When, with what and how long the pages were executed, in a sentence on each, and ``{versions-table}``."""
 
 from __future__ import annotations
 

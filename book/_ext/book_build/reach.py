@@ -1,4 +1,4 @@
-"""Which modules of the package a page can reach, read from imports alone: nothing is run.
+"""Which modules of the package a page can reach, read from its imports without running anything.
 
 A page reaches the modules that it imports, and those that these import, wherever in a file the import stands.
 A name imported from a folder is followed through its ``__init__`` to the module that defines it, so that
@@ -71,7 +71,7 @@ class Uses:
 
     @property
     def computed(self) -> bool:
-        """Whether something may be imported or run by a name that is worked out."""
+        """Whether something may be imported or run by a name that is computed."""
         by_attribute = any("import_module" in attributes for _, attributes in self.chains)
         return by_attribute or bool(self.names & COMPUTED)
 
@@ -99,7 +99,7 @@ class Module:
 
     @cached_property
     def signature(self) -> str:
-        """What of the file can matter for a result."""
+        """What of the file can affect a result."""
         return ast.dump(self.tree)
 
     @cached_property

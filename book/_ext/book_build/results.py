@@ -1,4 +1,4 @@
-"""One form a result: a claim in its theorem's box, a check folded under the line that says what it found.
+"""Claims are shown in the box of their theorem, and checks are folded under the line of their result.
 
 The cells of a page leave a :class:`lipcore.lab.claims.Claim` or a :class:`lipcore.lab.claims.Checked` as data with a
 MIME type of its own. A claim that names a theorem of its page becomes a line at the foot of that theorem; one that
@@ -75,7 +75,7 @@ class ShowResults(SphinxPostTransform):
             take_out(node)
 
     def warn(self, text: str, node: nodes.Node) -> None:
-        """Say what is wrong with a page: an error, as every warning is."""
+        """Report what is wrong with a page, as a warning, which is an error."""
         logger.warning(text, location=self.env.docname)
 
     def text(self, sentence: str) -> list[nodes.Node]:

@@ -86,7 +86,7 @@ def reading_order(env) -> list[str]:
 
 
 def merge(env) -> list[dict]:
-    """Return one record a claim, in reading order, with every page that shows it."""
+    """Return one record for each claim, in reading order, with every page that shows it."""
     merged: dict[str, dict] = {}
     for docname in reading_order(env):
         for item in env.metadata[docname].get("claims", []):

@@ -1,6 +1,7 @@
-"""Attempts to break every bound of :mod:`lipcore.bounds`: each is held against the truth.
+"""Attempts to break every bound of :mod:`lipcore.bounds`, which is compared with the truth.
 
-``python -m lipcore.lab.attack`` runs them; ``--replay SETTING SEED INDEX`` runs one problem again.
+``python -m lipcore.lab.attack`` runs all of them, and ``--replay SETTING SEED INDEX`` runs one
+problem again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ __all__ = ["KNOWN_FAILURES", "TOLERANCE", "Outcome", "Row", "attack", "replay"]
 
 #: A ratio above 1 + TOLERANCE is no rounding error.
 TOLERANCE = 1e-9
-#: Formulas that are no bounds: their witness, and what truth over formula is there.
+#: Formulas that are no bounds, each with its witness and the ratio of truth and formula there.
 KNOWN_FAILURES: dict[str, tuple[str, Callable[[], float]]] = {
     "castin2024_released_compute_bound": (
         "A = 50 e1 e2^T, V = I, X = (e1, -e1)",
@@ -31,7 +32,7 @@ KNOWN_FAILURES: dict[str, tuple[str, Callable[[], float]]] = {
         witness_kim2021_restated,
     ),
 }
-#: Problems of each setting for one hundred heads.
+#: The number of problems of each setting for one hundred heads.
 _SHARES = {
     "head": 100,
     "lower": 100,
@@ -46,18 +47,19 @@ _SHARES = {
 
 @dataclass(frozen=True)
 class Row:
-    """What the attack found out about one bound.
+    """The result of the attack on one bound.
 
     Attributes
     ----------
     bound, source : str
     tries : int
-        Inputs at which it was held against the truth.
+        The number of inputs at which the bound was compared with the truth.
     ratio : float
-        Largest truth over upper bound, or lower bound over truth: at most one if the bound holds.
+        The largest ratio of truth and upper bound, or of lower bound and truth, which is at most
+        one if the bound holds.
     large_a_ratio : float
-        The same among problems with a ≥ 1: at a = 0 attention is an average, and most bounds are
-        exact.
+        The same among problems with a ≥ 1, since at a = 0 attention is an average, for which most
+        bounds are exact.
     status : {"holds", "fails", "known failure"}
     where, replay : str
         The problem of the largest ratio, and the arguments that run it again.
@@ -80,22 +82,22 @@ def attack(
     settings: Mapping[str, Callable[[int, int], Iterator[Outcome]]] | None = None,
     progress: bool = True,
 ) -> list[Row]:
-    """Attack every bound.
+    """Attack every bound, and return one row for each.
 
     Parameters
     ----------
     problems : int
-        Heads, with about a hundred inputs each; the other settings get their share.
+        The number of heads, each with about a hundred inputs; other settings have their share.
     seed : int
     settings : mapping of str to callable, optional
-        What to run instead of ``lipcore.lab.attack.settings.SETTINGS``.
+        Settings to run instead of ``lipcore.lab.attack.settings.SETTINGS``.
     progress : bool
         Whether to show a progress bar.
 
     Returns
     -------
     list of Row
-        One a bound, in the order in which they were met.
+        One row for each bound, in the order in which they were met.
 
     Raises
     ------
@@ -124,7 +126,7 @@ def attack(
 
 
 def replay(setting: str, seed: int, index: int) -> list[Outcome]:
-    """Run one problem again.
+    """Run one problem again, and return its outcomes.
 
     Parameters
     ----------
@@ -139,7 +141,7 @@ def replay(setting: str, seed: int, index: int) -> list[Outcome]:
     Raises
     ------
     ValueError
-        If there is no such setting.
+        If the setting is unknown.
 
     Examples
     --------
@@ -167,7 +169,7 @@ def _row(bound: str, outcomes: list[tuple[Outcome, str]]) -> Row:
 
 
 def _known_failure(row: Row) -> Row:
-    """The row of a formula that is no bound: its witness counts as one more input."""
+    """Return the row of a formula that is no bound, whose witness counts as one more input."""
     where, witness = KNOWN_FAILURES[row.bound]
     row = replace(row, status="known failure")
     ratio = witness()

@@ -66,7 +66,7 @@ def _table(rows: list[Row]) -> str:
 
 
 def _verdict(rows: list[Row]) -> int:
-    """Say what fails and how to see it; return 1 if anything does, or a known failure has gone."""
+    """Say what fails and how to run it; return 1 if anything does, or a known failure has gone."""
     failures = [row for row in rows if row.status == "fails"]
     for row in failures:
         again = f"python -m lipcore.lab.attack --replay {row.replay}"

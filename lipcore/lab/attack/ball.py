@@ -1,4 +1,4 @@
-"""Gradient attacks in a ball around tokens, and the certificates that they are held against."""
+"""Gradient attacks in a ball around tokens, which are compared with the certificates."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from lipcore.lab.attack.outcome import Outcome
 from lipcore.lab.attack.problems import make_problem
 
 NORMS = ("frobenius", "token")
-#: Starts and steps of the attack on each problem of :func:`ball_setting`, for each norm.
+#: The numbers of starts and of steps of the attack on each problem of :func:`ball_setting`.
 STARTS = 16
 STEPS = 20
 
 
 def on_the_rim(H: Tensor, radius: float, norm: str) -> Tensor:
-    """Moves H (…, n, d) made as long as the ball allows: all tokens together, or each."""
+    """Scale moves H (…, n, d) to the length the ball allows: all tokens together, or each."""
     over = -1 if norm == "token" else (-2, -1)
     size = H.norm(dim=over, keepdim=True)
     return radius * H / size.clamp(min=1e-300)
@@ -37,17 +37,17 @@ def climb(
     first: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Projected gradient ascent on the rim of the ball: the largest values met, and where.
+    """Return the largest values that gradient ascent finds on the rim of a ball, and where.
 
     Parameters
     ----------
     value : callable
-        From inputs (K, n, d) to the numbers (K,) that shall become large.
+        A function from inputs (K, n, d) to the numbers (K,) that are to become large.
     X : Tensor, shape (n, d)
     radius, norm
         The ball, as in :func:`lipcore.bounds.change_upper`.
     steps, starts : int
-        ``value`` is worked out ``steps`` + 1 times, for all starts at once.
+        ``value`` is evaluated ``steps`` + 1 times, for all starts at once.
     first : Tensor, shape (n, d), optional
         The direction of one more start.
     generator : torch.Generator, optional
@@ -85,7 +85,7 @@ def climb(
 
 
 def ball_setting(seed: int, index: int) -> Iterator[Outcome]:
-    """One head, tokens and a ball around them: how far f goes, and how far from its tangent."""
+    """Attack one head in a ball around tokens: how far f moves, and how far from its tangent."""
     generator = torch.Generator().manual_seed((seed * 1_000_003 + index) % 2**63)
     problem = make_problem(generator)
     n = min(problem.n, 12)
@@ -107,7 +107,7 @@ def ball_setting(seed: int, index: int) -> Iterator[Outcome]:
         for name, fn in maps.items():
             best, _ = climb(partial(_size, fn), X, radius, norm=norm, generator=generator)
             bound = getattr(bounds, name)(f, X, radius, norm=norm)
-            # changes below this are lost in the rounding of values
+            # smaller changes are lost in the rounding of values
             rounding = 1e-13 * problem.norm_v * (problem.radius + radius)
             found = (best.max() - rounding).item()
             ratio = 0.0 if found <= 0 else found / bound.clamp(min=1e-300).item()

@@ -1,4 +1,4 @@
-"""The bounds under attack, each with the kinds of problem that it speaks of."""
+"""The bounds under attack, each with the kinds of problem to which it applies."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class Candidate:
     source : str
         "paper", "book", or author and year.
     kinds : tuple of str
-        Kinds of problem of which it speaks.
+        The kinds of problem to which it applies.
     log_bound : callable
-        Problem → logarithm of the bound.
+        A function from a problem to the logarithm of the bound.
     """
 
     name: str
@@ -68,7 +68,7 @@ class LocalCandidate:
 
 
 def closed_forms() -> list[Candidate]:
-    """Every bound in n, ‖V‖, the radius, and ‖A‖ or A."""
+    """Return every bound in n, ‖V‖, the radius, and ‖A‖ or A."""
     return [
         Candidate(name, source, kinds, _log_bound(getattr(bounds, name)))
         for name, (source, kinds) in _CLOSED_FORMS.items()
@@ -76,7 +76,7 @@ def closed_forms() -> list[Candidate]:
 
 
 def local_forms() -> list[LocalCandidate]:
-    """Every bound that looks at the input."""
+    """Return every bound that depends on the input."""
     released = bounds.castin2024_released_compute_bound
     return [
         LocalCandidate("local_upper", "book", bounds.local_upper),
@@ -86,7 +86,7 @@ def local_forms() -> list[LocalCandidate]:
 
 
 def witness_released_compute_bound() -> float:
-    """Truth over the released code's ``compute_bound`` at its witness.
+    """Return the truth over the released code's ``compute_bound`` at its witness.
 
     Examples
     --------
@@ -101,7 +101,7 @@ def witness_released_compute_bound() -> float:
 
 
 def witness_kim2021_restated() -> float:
-    """Truth over the restated bound of L2 attention at its witness.
+    """Return the truth over the restated bound of L2 attention at its witness.
 
     Examples
     --------
@@ -116,7 +116,7 @@ def witness_kim2021_restated() -> float:
 
 
 def _log_bound(bound: Callable[..., float]) -> Callable[[Problem], float]:
-    """Give ``bound`` those of the problem's quantities that it asks for."""
+    """Pass to ``bound`` those of the problem's quantities that it takes."""
     wanted = inspect.signature(bound).parameters
 
     def log_bound(problem: Problem) -> float:

@@ -1,4 +1,4 @@
-"""What one problem says about one bound."""
+"""The result of one problem for one bound."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Outcome:
-    """Largest ratio that one problem gave for one bound.
+    """The largest ratio that one problem gave for one bound.
 
     Attributes
     ----------
     bound, source : str
     ratio : float
-        Truth over an upper bound, or a lower bound over the truth: at most one if the bound holds.
+        The truth over an upper bound, or a lower bound over the truth, which is at most one if the
+        bound holds.
     tries : int
-        Inputs at which it was held against the truth.
+        The number of inputs at which the bound was compared with the truth.
     where : str
         The problem in words.
     large_a : bool
-        Whether a ≥ 1: at a = 0 attention is an average, and many bounds are equalities.
+        Whether a ≥ 1; at a = 0 attention is an average, for which many bounds are equalities.
     """
 
     bound: str

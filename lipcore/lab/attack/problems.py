@@ -1,4 +1,4 @@
-"""What bounds are attacked with: a head, a set of inputs, and guesses at the worst of them."""
+"""Problems of the attack: a head, a set of inputs, and guesses at the worst of them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ SHAPES = (
     "multiple of I",
     "zero",
 )
-#: Inputs that are drawn at once.
+#: How many inputs are drawn at once.
 INPUTS = 25
-#: Masses are at least e to the power of minus this.
+#: The logarithm of a mass is at least minus this.
 _LARGEST_LOG_MASS = 24.0
 
 
@@ -36,11 +36,11 @@ class Problem:
     Attributes
     ----------
     kind, shape : str
-        Of the inputs (:data:`KINDS`) and of A (:data:`SHAPES`).
+        The kind of the inputs (:data:`KINDS`), and the shape of A (:data:`SHAPES`).
     A, V : Tensor, shapes (d, d), (p, d)
     radius : float
     n : int
-        Tokens, copies included.
+        The number of tokens, copies included.
     """
 
     kind: str
@@ -72,17 +72,17 @@ class Problem:
 
     @property
     def smallest_log_mass(self) -> float:
-        """Logarithm of the smallest mass to try: the worst measures have masses down to e^(−2a)."""
+        """The log of the smallest mass to try; the worst measures have masses down to e^(−2a)."""
         return -min(2 * self.size, _LARGEST_LOG_MASS)
 
     def quantities(self) -> dict[str, object]:
-        """What bounds may ask for; a measure has no n."""
+        """Return the quantities that bounds may take; a measure has no n."""
         n = None if self.kind == "measure" else self.n
         names = ("A", "V", "radius", "norm_a", "norm_v", "causal")
         return {"n": n, **{name: getattr(self, name) for name in names}}
 
     def describe(self) -> str:
-        """One line for the reader of the table."""
+        """Return one line for the reader of the table."""
         return f"{self.kind}, A {self.shape}, d={len(self.A)}, n={self.n:.4g}, a={self.size:.3g}"
 
 
@@ -94,24 +94,24 @@ class Inputs:
     ----------
     X : Tensor, shape (K, n, d)
     masses : Tensor, shape (K, n), optional
-        Counts or masses of the tokens, but for plain tokens.
+        Counts or masses of the tokens, except for plain tokens.
     """
 
     X: Tensor
     masses: Tensor | None = None
 
     def pick(self, index: Tensor) -> Inputs:
-        """The inputs of these indices."""
+        """Return the inputs with these indices."""
         return Inputs(self.X[index], None if self.masses is None else self.masses[index])
 
     def join(self, other: Inputs) -> Inputs:
-        """Both batches as one."""
+        """Return both batches as one."""
         masses = None if self.masses is None else torch.cat([self.masses, other.masses])
         return Inputs(torch.cat([self.X, other.X]), masses)
 
 
 def truth(problem: Problem, inputs: Inputs) -> Tensor:
-    """The local Lipschitz constant at each input, in the norm of the problem's kind: (K,)."""
+    """Return the local constant at each input, (K,), in the norm of the problem's kind."""
     A = problem.A
     V = problem.V
     X = inputs.X
@@ -119,14 +119,14 @@ def truth(problem: Problem, inputs: Inputs) -> Tensor:
         return frobenius_norm(dense_jacobian(A, V, X, causal=problem.causal))
     log_masses = inputs.masses.log() - inputs.masses.sum(-1, keepdim=True).log()
     value = frobenius_norm(dense_jacobian(A, V, X, log_masses))
-    if problem.kind == "counts":  # copies may part: only then does the sequence exceed its measure
+    if problem.kind == "counts":  # a sequence exceeds its measure only where copies part
         apart = own_query_norm(A, V, X, log_masses) * (inputs.masses >= 2)
         value = torch.maximum(value, apart.amax(-1))
     return value
 
 
 def make_problem(generator: torch.Generator) -> Problem:
-    """A random problem: every kind, every shape, scores from tiny to huge."""
+    """Return a random problem, of any kind and shape, with scores from tiny to huge."""
     kind = _choice(KINDS, generator)
     shape = _choice(SHAPES, generator)
     d = _integer(1, 4, generator)
@@ -148,7 +148,7 @@ def make_problem(generator: torch.Generator) -> Problem:
 
 
 def first_inputs(problem: Problem, generator: torch.Generator) -> Inputs:
-    """Random tokens in the ball and on its sphere, and tokens along the directions of A."""
+    """Return random tokens in the ball and on its sphere, and tokens along the directions of A."""
     d = len(problem.A)
     n = _integer(2, 4, generator) if problem.kind in ("counts", "measure") else problem.n
     sphere = _normal(generator, INPUTS, n, d)
@@ -165,7 +165,7 @@ def first_inputs(problem: Problem, generator: torch.Generator) -> Inputs:
 
 
 def perturbed(problem: Problem, best: Inputs, size: float, generator: torch.Generator) -> Inputs:
-    """Inputs near the best ones: moves of ``size`` radii, of some of the tokens."""
+    """Return inputs near the best ones, by moves of ``size`` radii of some of the tokens."""
     chosen = best.pick(torch.randint(len(best.X), (INPUTS,), generator=generator))
     step = size * problem.radius * _normal(generator, *chosen.X.shape)
     moves = torch.rand(*chosen.X.shape[:2], 1, generator=generator) < 0.7
@@ -178,7 +178,7 @@ def perturbed(problem: Problem, best: Inputs, size: float, generator: torch.Gene
 
 
 def _masses(problem: Problem, n: int, generator: torch.Generator) -> Tensor | None:
-    """Masses that spread over many orders of magnitude, as the worst measures do."""
+    """Return masses over many orders of magnitude, such as those of the worst measures."""
     if problem.kind not in ("counts", "measure"):
         return None
     log_spread = min(2 * problem.size + 2, _LARGEST_LOG_MASS)
@@ -187,7 +187,7 @@ def _masses(problem: Problem, n: int, generator: torch.Generator) -> Tensor | No
 
 
 def _normalised(problem: Problem, masses: Tensor) -> Tensor:
-    """Masses that sum to one; or whole numbers, at least one each, that sum to n."""
+    """Return masses with sum one, or whole numbers, at least one each, with sum n."""
     masses = masses / masses.sum(-1, keepdim=True)
     if problem.kind == "measure":
         return masses
@@ -197,7 +197,7 @@ def _normalised(problem: Problem, masses: Tensor) -> Tensor:
 
 
 def _directions(A: Tensor) -> Tensor:
-    """± unit vectors (m, d): the score gap's pair, eigenvectors, singular vectors, an axis."""
+    """Return ± unit vectors (m, d): the score gap's pair, eigen- and singular vectors, an axis."""
     _, u = score_gap(A)
     values, vectors = torch.linalg.eig(A)
     left, _, right = torch.linalg.svd(A)
@@ -225,9 +225,9 @@ def _score_matrix(shape: str, d: int, generator: torch.Generator) -> Tensor:
 
 
 def _score_size(kind: str, generator: torch.Generator) -> float:
-    """a = ‖A‖R²: from 1e-3 to 12, sometimes tiny or huge.
+    """Return a = ‖A‖R², from 1e-3 to 12, sometimes tiny or huge.
 
-    Huge not for measures, whose masses would leave float64's range.
+    It is not huge for measures, whose masses would be outside the range of float64.
     """
     draw = _uniform(generator)
     if draw < 0.05:

@@ -1,4 +1,4 @@
-"""Where bounds meet the truth: a setting draws a problem from two integers and compares them."""
+"""Settings of the attack, which draw a problem from two integers and test bounds on it."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from lipcore.lab.attack.truth import (
 from lipcore.lab.attack.weighted import weighted_setting
 from lipcore.lab.zoo import l2_attention_map
 
-#: Sizes of the random moves, one after the other.
+#: The sizes of the random moves, one after the other.
 MOVES = (0.5, 0.1, 0.02)
-#: One problem in so many is also attacked by gradient ascent.
+#: One problem in this many is also attacked by gradient ascent.
 ASCENT_EVERY = 12
 ASCENT_STEPS = 40
 
@@ -52,7 +52,7 @@ def head_setting(
     closed: Sequence[Candidate] | None = None,
     local: Sequence[LocalCandidate] | None = None,
 ) -> Iterator[Outcome]:
-    """One head: random inputs, worst cases, moves from the best, sometimes gradient ascent."""
+    """Attack one head by random inputs, worst cases, moves of the best, sometimes gradients."""
     generator = _generator(seed, index)
     problem = make_problem(generator)
     closed = closed_forms() if closed is None else closed
@@ -77,7 +77,7 @@ def _outcome(problem: Problem, bound: str, source: str, ratio: float, tries: int
 def _search(
     problem: Problem, generator: torch.Generator, *, ascent: bool
 ) -> tuple[Inputs, Tensor, int]:
-    """Inputs of the problem, the truth at each, and how many were looked at to find them."""
+    """Return inputs of the problem, the truth at each, and how many were tried to find them."""
     inputs = _with_worst_case(problem, first_inputs(problem, generator))
     sigma = truth(problem, inputs)
     passed = 0
@@ -104,7 +104,7 @@ def _best(inputs: Inputs, sigma: Tensor, count: int = 4) -> Inputs:
 
 
 def _with_worst_case(problem: Problem, inputs: Inputs) -> Inputs:
-    """The inputs and the theory's worst cases; with masses, the score gap's pair at several."""
+    """Return the inputs and the theory's worst cases, with several masses of the gap's pair."""
     if inputs.masses is None:
         worst = [worst_case_inputs(problem.A, problem.n, problem.radius, causal=problem.causal)]
         if _has_balanced_query(problem):
@@ -130,7 +130,7 @@ def _local_outcomes(
     candidates: Sequence[LocalCandidate],
     generator: torch.Generator,
 ) -> Iterator[Outcome]:
-    """Local bounds at the worst input and at some others; then the largest-token norm."""
+    """Test local bounds at the worst input and some others, then the largest-token norm."""
     some = torch.cat([sigma.argmax()[None], torch.randperm(len(sigma), generator=generator)[:5]])
     X = inputs.X[some]
     f = Attention.from_matrices(problem.A, problem.V, causal=problem.causal)
@@ -147,7 +147,7 @@ def _local_outcomes(
 
 
 def lower_setting(seed: int, index: int) -> Iterator[Outcome]:
-    """Lower bounds at the inputs for which the theory states them; n up to 10¹² through counts."""
+    """Test lower bounds at the inputs of their theorems, with n up to 10¹² by counts."""
     problem = make_problem(_generator(seed, index))
     n = problem.n if problem.kind == "counts" else max(problem.n, 2)
     problem = replace(problem, kind="causal" if problem.causal else "counts", n=n)
@@ -172,7 +172,7 @@ def lower_setting(seed: int, index: int) -> Iterator[Outcome]:
 def _one_against_all(
     problem: Problem, construction: Callable[[Tensor, int, float], Tensor]
 ) -> float:
-    """The truth where x_1 comes once, and then n − 1 times x_2."""
+    """Return the truth for x_1 once and then n − 1 times x_2."""
     if problem.causal:
         inputs = Inputs(construction(problem.A, problem.n, problem.radius)[None])
     else:
@@ -186,7 +186,7 @@ def _has_balanced_query(problem: Problem) -> bool:
 
 
 def _repeated_tokens(problem: Problem, outcome: Callable[..., Outcome]) -> Iterator[Outcome]:
-    """Copies of one token or two and a crowd, each bound over the truth at its inputs; the best."""
+    """Test bounds with copies and a crowd at their inputs, and the best of them."""
     if problem.size == 0:
         return
     sizes = {"n": problem.n, "radius": problem.radius, "A": problem.A, "V": problem.V}
@@ -209,7 +209,7 @@ def _masses(*counts: float) -> Tensor:
 
 
 def layer_setting(seed: int, index: int) -> Iterator[Outcome]:
-    """Several heads with biases, rotary positions, masks and an output projection."""
+    """Attack several heads with biases, rotary positions, masks and an output projection."""
     generator = _generator(seed, index)
     f = _random_layer(generator)
     n = 4
@@ -257,7 +257,7 @@ def _random_layer(generator: torch.Generator) -> Attention:
 
 
 def l2_setting(seed: int, index: int) -> Iterator[Outcome]:
-    """L2 attention, anywhere in space."""
+    """Attack L2 attention, for tokens anywhere."""
     generator = _generator(seed, index)
     heads, k, d, n = (int(torch.randint(1, top, (), generator=generator)) for top in (3, 3, 4, 6))
     size = 10 ** (2 * torch.rand((), generator=generator) - 1)
@@ -282,7 +282,7 @@ def l2_setting(seed: int, index: int) -> Iterator[Outcome]:
 
 
 def softmax_setting(seed: int, index: int) -> Iterator[Outcome]:
-    """Two norms of the softmax's Jacobian, against eigenvalues and against all pairs of signs."""
+    """Test two norms of the softmax's Jacobian, by eigenvalues and by all pairs of signs."""
     generator = _generator(seed, index)
     n = int(torch.randint(1, 8, (), generator=generator))
     scale = 10 ** (2 * torch.rand(64, 1, generator=generator, dtype=torch.float64) - 1)
@@ -317,20 +317,20 @@ def _generator(seed: int, index: int) -> torch.Generator:
 
 
 def _ratio(log_value: float, log_bound: float) -> float:
-    """e^(difference), with 0/0 = 0: a bound zero of a constant zero is kept."""
+    """Return e^(difference), with 0/0 = 0, since a bound of zero on a constant of zero holds."""
     if log_value == -math.inf:
         return 0.0
     return math.inf if log_bound == -math.inf else math.exp(min(log_value - log_bound, 700.0))
 
 
 def _quotient(value: float, bound: float) -> float:
-    """value / bound, with 0/0 = 0."""
+    """Return value / bound, with 0/0 = 0."""
     if value == 0:
         return 0.0
     return math.inf if bound == 0 else value / bound
 
 
 def _largest_ratio(values: Tensor, bound: Tensor) -> float:
-    """Largest quotient, with 0/0 = 0."""
+    """Return the largest quotient, with 0/0 = 0."""
     ratios = torch.where(values > 0, values / bound, torch.zeros_like(values))
     return ratios.max().item()

@@ -1,7 +1,7 @@
-"""The truth that bounds are held against: dense Jacobians of many small inputs, and their norms.
+"""The truth with which bounds are compared: dense Jacobians of many small inputs, and their norms.
 
-Written apart from :mod:`lipcore.jacobian`, from the three terms of the theory, so that the attack
-does not trust it.
+This module is independent of :mod:`lipcore.jacobian`, so that the attack does not rely on it, and
+follows from the three terms of the theory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def dense_jacobian(
     causal: bool = False,
     offset: Tensor | None = None,
 ) -> Tensor:
-    r"""The Jacobian on L²(μ) of one head at each X (:prf:ref:`thm-jacobian`).
+    r"""Return the Jacobian on L²(μ) of one head at each X (:prf:ref:`thm-jacobian`).
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ def dense_jacobian(
         divided by the root of their mass, so that norms are those of the measure.
     causal : bool
     offset : Tensor, shape (K, 1, d), optional
-        c: scores are (Ax + c)·y.
+        The offset c of the scores (Ax + c)·y.
 
     Returns
     -------
@@ -63,7 +63,7 @@ def dense_jacobian(
 
 
 def own_query_norm(A: Tensor, V: Tensor, X: Tensor, log_masses: Tensor) -> Tensor:
-    """‖V C_i A‖₂ of every token, (K, n): for copies of a token that part (:prf:ref:`thm-split`)."""
+    """Return ‖V C_i A‖₂ of every token, (K, n), if its copies may part (:prf:ref:`thm-split`)."""
     P, values = _weights_and_values(X @ A.mT, X, log_masses)
     covariances = torch.einsum("kij,kijr,kijs->kirs", P, values, values)
     return torch.linalg.matrix_norm(V @ covariances @ A, 2)
@@ -72,7 +72,7 @@ def own_query_norm(A: Tensor, V: Tensor, X: Tensor, log_masses: Tensor) -> Tenso
 def _weights_and_values(
     images: Tensor, X: Tensor, log_masses: Tensor | None, *, causal: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """P, shape (K, n, n), and x_j − m_i, shape (K, i, j, d), from images Ax_i + c."""
+    """Return P, shape (K, n, n), and x_j − m_i, shape (K, i, j, d), from images Ax_i + c."""
     scores = images @ X.mT
     if log_masses is not None:
         scores = scores + log_masses[:, None, :]
@@ -84,7 +84,7 @@ def _weights_and_values(
 
 
 def reverse_mode_jacobian(fn: Callable[[Tensor], Tensor], X: Tensor) -> Tensor:
-    """The Jacobian (K, n, p, n, d) of a map of tokens at each X (K, n, d), by reverse passes."""
+    """Return the Jacobian (K, n, p, n, d) of a map at each X (K, n, d), by reverse passes."""
     X = X.clone().requires_grad_()
     output = fn(X)
     rows = [
@@ -95,14 +95,14 @@ def reverse_mode_jacobian(fn: Callable[[Tensor], Tensor], X: Tensor) -> Tensor:
 
 
 def frobenius_norm(J: Tensor) -> Tensor:
-    """Norm between Frobenius norms of each Jacobian (K, n, p, n, d), which is σ_max: shape (K,)."""
+    """Return the norm of each Jacobian (K, n, p, n, d) between Frobenius norms, σ_max: (K,)."""
     return torch.linalg.matrix_norm(J.flatten(3).flatten(1, 2), 2)
 
 
 def token_norm(J: Tensor, *, iterations: int = 12) -> Tensor:
-    """Norm between largest-token norms, shape (K,), by alternating maximisation.
+    """Return the norm between largest-token norms, shape (K,), by alternating maximisation.
 
-    Exact for d = 1, else a value from below.
+    It is exact for d = 1, and otherwise a value from below.
     """
     best = J.new_zeros(len(J))
     for start in torch.eye(J.shape[2], dtype=J.dtype):

@@ -1,4 +1,4 @@
-"""Ascent on everything that a bound for measures allows to vary: tokens, masses, V and the bias."""
+"""Gradient ascent on all that a bound for measures lets vary: tokens, masses, V and the bias."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from lipcore.lab.attack.outcome import Outcome
 from lipcore.lab.attack.problems import Problem, make_problem
 from lipcore.lab.attack.truth import dense_jacobian, frobenius_norm
 
-#: Starts and steps of the ascent on each problem.
+#: The numbers of starts and of steps of the ascent on each problem.
 STARTS = 12
 STEPS = 40
-#: Beyond, masses of the worst measures leave what a dense Jacobian in float64 can hold.
+#: Beyond this, masses of the worst measures are too small for a dense Jacobian in float64.
 LARGEST_A = 12.0
 
 
 def weighted_setting(seed: int, index: int) -> Iterator[Outcome]:
-    """One head with a bias, and measures: its constant, and what one key collects."""
+    """Attack one head with a bias on measures: its constant, and how much one key collects."""
     generator = torch.Generator().manual_seed((seed * 1_000_003 + index) % 2**63)
     problem = make_problem(generator)
     while not 0 < problem.size <= LARGEST_A:
@@ -52,7 +52,7 @@ def weighted_setting(seed: int, index: int) -> Iterator[Outcome]:
 
 
 def _starts(problem: Problem, generator: torch.Generator) -> dict[str, Tensor]:
-    """Random tokens, masses, V and biases of one length, on half of the starts the worst pair."""
+    """Return random tokens, masses, V and biases of one length, with the worst pair on half."""
     A = problem.A
     d = len(A)
     n = int(torch.randint(2, 5, (), generator=generator))
@@ -76,7 +76,7 @@ def _starts(problem: Problem, generator: torch.Generator) -> dict[str, Tensor]:
 def _climb(
     value: Callable[[dict[str, Tensor]], Tensor], problem: Problem, start: dict[str, Tensor]
 ) -> tuple[float, dict[str, Tensor]]:
-    """The largest value met, and the member that has it."""
+    """Return the largest value met, and the member that has it."""
     length = start["c"].norm(dim=-1, keepdim=True)
     free = {name: x.clone().requires_grad_() for name, x in start.items()}
     optimiser = torch.optim.Adam(free.values(), lr=0.1)
@@ -96,7 +96,7 @@ def _climb(
 
 
 def _inside(free: dict[str, Tensor], radius: float, length: Tensor) -> dict[str, Tensor]:
-    """Tokens in the ball, masses of sum one, ‖V‖ = 1, and the bias with its length."""
+    """Return tokens in the ball, masses of sum one, ‖V‖ = 1, and the bias with its length."""
 
     def in_ball(x: Tensor) -> Tensor:
         return x * (radius / x.norm(dim=-1, keepdim=True).clamp(min=radius))
@@ -112,13 +112,13 @@ def _inside(free: dict[str, Tensor], radius: float, length: Tensor) -> dict[str,
 
 
 def _log_constant(problem: Problem, at: dict[str, Tensor]) -> Tensor:
-    """The logarithm of the local constant in L²(μ)."""
+    """Return the logarithm of the local constant in L²(μ)."""
     J = dense_jacobian(problem.A, at["V"], at["X"], at["log_masses"], offset=at["c"])
     return frobenius_norm(J).log()
 
 
 def _log_column(problem: Problem, at: dict[str, Tensor]) -> Tensor:
-    """log S(y): how much attention a key at y collects (:prf:ref:`lem-columns`)."""
+    """Return log S(y), how much attention a key at y collects (:prf:ref:`lem-columns`)."""
     images = at["X"] @ problem.A.mT + at["c"]
     rows = (images @ at["X"].mT + at["log_masses"][:, None]).logsumexp(-1)
     scores = (images @ at["y"].mT)[..., 0]

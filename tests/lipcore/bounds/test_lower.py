@@ -211,7 +211,7 @@ def test_there_are_no_balanced_queries_on_a_line():
     line = torch.ones(1, 1, dtype=F64)
     assert bounds.torn_lower(n=9, radius=2.0, A=line, V=line) == 0
     assert bounds.torn_lower(n=2, radius=2.0, A=EYE, V=EYE) == 0
-    with pytest.raises(ValueError, match="A: expected a matrix other than zero"):
+    with pytest.raises(ValueError, match="A, radius: expected a matrix other than zero"):
         bounds.torn_inputs(line, 9, 2.0)
     with pytest.raises(ValueError, match="n: expected at least 3"):
         bounds.torn_inputs(EYE, 2, 2.0)
