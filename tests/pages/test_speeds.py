@@ -61,6 +61,7 @@ def test_the_deck(desktop, site):
     page = desktop.open(f"{site}/slides.html").page
     slides = page.locator(".slide")
     assert slides.count() == 13
+    assert slides.first.locator("h1").inner_text() == "How Smooth Is Attention?"
     for scheme in ("light", "dark"):
         page.evaluate(f"document.documentElement.dataset.theme = '{scheme}'")
         shown = page.locator(f".picture img.only-{scheme}")

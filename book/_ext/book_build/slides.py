@@ -104,7 +104,7 @@ def write_deck(app: Sphinx, exception) -> None:
     slides = [slide(entry, site, page_of(app, entry["figure"])) for entry in read_slides(root)]
     page = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True).get_template(DECK)
     settings = mathjax_settings(site, [page_of(app, "fig-jac-arrows")]) if slides else ""
-    text = page.render(slides=slides, book=html.unescape(app.config.project), mathjax=settings)
+    text = page.render(slides=slides, book=html.unescape(app.config.html_title), mathjax=settings)
     (site / DECK).write_text(text, encoding="utf8")
 
 
