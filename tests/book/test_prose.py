@@ -23,7 +23,6 @@ ALLOWED = {
     "encoder_in_detail": {
         "0.1": "threshold, chosen; description of a picture",
         "0.4": "the same",
-        "0.2": "description of a picture",
         "1.4": "the same",
     },
     "growth_in_detail": {"80 %": "width of a band, chosen"},
