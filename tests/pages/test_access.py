@@ -7,7 +7,7 @@ from access import audit, axe_source, walk, walk_faults
 
 CHAPTER = "notebooks/general_upper_bound.html"
 WALKED = ["book/index.html", CHAPTER, "book/scoreboard.html", "search.html"]
-REACHED = ["BUTTON Search", "A 1. Attention as a map", "SUMMARY Proof", "A next", "A Scoreboard"]
+REACHED = ["BUTTON Search", "A ● 1. Attention as a map", "SUMMARY Proof", "A next", "A Scoreboard"]
 
 
 def test_axe_is_recent():
