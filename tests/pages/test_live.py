@@ -521,7 +521,7 @@ def test_dragging_with_a_finger(browser, site, name, read, way):
 
 def reach(page, handle) -> None:
     """Press Tab until a handle has the focus."""
-    for _ in range(60):
+    for _ in range(120):
         page.keyboard.press("Tab")
         if handle.evaluate("e => e === document.activeElement"):
             return
