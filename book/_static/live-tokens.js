@@ -18,13 +18,16 @@
 		});
 	};
 
-	// Texts, each on the first of its spots that is free, or below the last.
+	// Texts, each on the first of its spots that is free, or below the last; none leaves the picture.
 	const write = (group, taken, notes) => {
+		const { x: left, width: wide } = group.ownerSVGElement.viewBox.baseVal;
 		group.innerHTML = notes.map(({ words, name }) => `<text class="${name}">${words}</text>`).join("");
 		notes.forEach(({ spots }, i) => {
 			const text = group.children[i], { width, height } = text.getBBox(), w = width / 2 + 0.02, h = height * 0.45;
+			const inside = ([x, y]) => [Math.min(Math.max(x, left + w), left + wide - w), y];
 			const free = ([x, y]) => taken.every((t) => Math.abs(t[0] - x) > t[2] + w || Math.abs(t[1] - y) > t[3] + h);
-			let [x, y] = spots.find(free) || spots.at(-1);
+			const within = spots.map(inside);
+			let [x, y] = within.find(free) || within.at(-1);
 			while (!free([x, y])) y += 0.05;
 			taken.push([x, y, w, h]);
 			put(text, { x, y });
