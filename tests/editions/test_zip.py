@@ -87,7 +87,7 @@ def test_it_starts_with_its_index(folder, browser):
     with Offline(browser) as watched:
         watched.page.goto((folder / "index.html").as_uri())
         watched.page.wait_for_url("**/book/index.html")
-        watched.page.click('a.reference.internal[href*="01_"] >> nth=0')
+        watched.page.click('a.reference.internal[href*="attention_as_a_map"] >> nth=0')
         watched.page.wait_for_url("**/notebooks/attention_as_a_map*")
     assert watched.faults == []
 
