@@ -46,7 +46,7 @@ function draw(scene, found) {
 	bars({ norm, ...found.bounds });
 	show({ copies: letter(scene.chosen) + ": " + copies });
 	form.copies.value = COUNTS.findLastIndex((c) => c <= copies);
-	form.copies.setAttribute("aria-valuetext", copies);
+	form.copies.ariaValueText = copies;
 	form.style.setProperty("--norm", norm);
 	form.causal.checked = scene.causal;
 	words(scene, found);
