@@ -42,7 +42,9 @@ def links(site: Path, up: str, kinds=tuple(FILES)) -> str:
         if (site / FILES[kind]).exists()
     ]
     if (site / DECK).exists():
-        deck = f'<li><p><a class="reference external" href="{up}{DECK}">Twelve figures as slides</a></p></li>'
+        deck = (
+            f'<li><p><a class="reference external" href="{up}{DECK}">Figures as slides</a></p></li>'
+        )
         items.insert(0, deck)
     listed = f'<ul class="simple take-away">{"".join(items)}</ul>' if items else ""
     return f"{BEGIN}{listed}{END}"

@@ -101,9 +101,11 @@ def write_deck(app: Sphinx, exception) -> None:
     root, site = Path(app.srcdir), Path(app.outdir)
     if exception is not None or app.builder.name != "html" or not (root / SOURCE).exists():
         return
-    slides = [slide(entry, site, page_of(app, entry["figure"])) for entry in read_slides(root)]
+    entries = read_slides(root)
+    pages = [page_of(app, entry["figure"]) for entry in entries]
+    slides = [slide(entry, site, page) for entry, page in zip(entries, pages, strict=True)]
     page = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True).get_template(DECK)
-    settings = mathjax_settings(site, [page_of(app, "fig-jac-arrows")]) if slides else ""
+    settings = mathjax_settings(site, pages)
     text = page.render(slides=slides, book=html.unescape(app.config.html_title), mathjax=settings)
     (site / DECK).write_text(text, encoding="utf8")
 

@@ -117,7 +117,6 @@ def add_lines(app: Sphinx, doctree: nodes.document) -> None:
     if section is None or not docname.startswith("notebooks/"):
         return
     words = count_words(section)
-    app.env.metadata[docname]["words"] = words
     place = section.first_child_matching_class(nodes.title) + 1
     section.insert(place, time_line(docname, words, path, docname in chapters(app)))
     if docname in path[:-1]:

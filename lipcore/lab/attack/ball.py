@@ -11,7 +11,7 @@ from torch import Tensor
 from lipcore import bounds
 from lipcore.attention import Attention
 from lipcore.lab.attack.outcome import Outcome
-from lipcore.lab.attack.problems import make_problem
+from lipcore.lab.attack.problems import generator_of, make_problem
 
 NORMS = ("frobenius", "token")
 #: The numbers of starts and of steps of the attack on each problem of :func:`ball_setting`.
@@ -86,7 +86,7 @@ def climb(
 
 def ball_setting(seed: int, index: int) -> Iterator[Outcome]:
     """Attack one head in a ball around tokens: how far f moves, and how far from its tangent."""
-    generator = torch.Generator().manual_seed((seed * 1_000_003 + index) % 2**63)
+    generator = generator_of(seed, index)
     problem = make_problem(generator)
     n = min(problem.n, 12)
     X = torch.randn(n, len(problem.A), generator=generator, dtype=torch.float64)

@@ -125,6 +125,11 @@ def truth(problem: Problem, inputs: Inputs) -> Tensor:
     return value
 
 
+def generator_of(seed: int, index: int) -> torch.Generator:
+    """Return the generator of one problem, so that each can be replayed alone."""
+    return torch.Generator().manual_seed((seed * 1_000_003 + index) % 2**63)
+
+
 def make_problem(generator: torch.Generator) -> Problem:
     """Return a random problem, of any kind and shape, with scores from tiny to huge."""
     kind = _choice(KINDS, generator)

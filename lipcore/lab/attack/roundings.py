@@ -12,7 +12,7 @@ from lipcore import bounds
 from lipcore.attention import Attention
 from lipcore.bounds.rounding import ROUNDED, largest_error
 from lipcore.lab.attack.outcome import Outcome
-from lipcore.lab.attack.problems import Problem, make_problem
+from lipcore.lab.attack.problems import Problem, generator_of, make_problem
 
 FORMATS = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
 #: Random choices of signs, and steps from each to the signs of the gradient.
@@ -22,7 +22,7 @@ STEPS = 12
 
 def rounding_setting(seed: int, index: int) -> Iterator[Outcome]:
     """One head, or two with a projection: scores, weights and values move by half their spacing."""
-    generator = torch.Generator().manual_seed((seed * 1_000_003 + index) % 2**63)
+    generator = generator_of(seed, index)
     problem = make_problem(generator)
     n = min(problem.n, 6)
     X = torch.randn(n, len(problem.A), generator=generator, dtype=torch.float64)

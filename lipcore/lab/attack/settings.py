@@ -25,6 +25,7 @@ from lipcore.lab.attack.problems import (
     Inputs,
     Problem,
     first_inputs,
+    generator_of,
     make_problem,
     perturbed,
     truth,
@@ -53,7 +54,7 @@ def head_setting(
     local: Sequence[LocalCandidate] | None = None,
 ) -> Iterator[Outcome]:
     """Attack one head by random inputs, worst cases, moves of the best, sometimes gradients."""
-    generator = _generator(seed, index)
+    generator = generator_of(seed, index)
     problem = make_problem(generator)
     closed = closed_forms() if closed is None else closed
     local = local_forms() if local is None else local
@@ -148,7 +149,7 @@ def _local_outcomes(
 
 def lower_setting(seed: int, index: int) -> Iterator[Outcome]:
     """Test lower bounds at the inputs of their theorems, with n up to 10¹² by counts."""
-    problem = make_problem(_generator(seed, index))
+    problem = make_problem(generator_of(seed, index))
     n = problem.n if problem.kind == "counts" else max(problem.n, 2)
     problem = replace(problem, kind="causal" if problem.causal else "counts", n=n)
     gamma, u = bounds.eigen_gamma(problem.A)
@@ -210,7 +211,7 @@ def _masses(*counts: float) -> Tensor:
 
 def layer_setting(seed: int, index: int) -> Iterator[Outcome]:
     """Attack several heads with biases, rotary positions, masks and an output projection."""
-    generator = _generator(seed, index)
+    generator = generator_of(seed, index)
     f = _random_layer(generator)
     n = 4
     d = f.query.shape[-1]
@@ -258,7 +259,7 @@ def _random_layer(generator: torch.Generator) -> Attention:
 
 def l2_setting(seed: int, index: int) -> Iterator[Outcome]:
     """Attack L2 attention, for tokens anywhere."""
-    generator = _generator(seed, index)
+    generator = generator_of(seed, index)
     heads, k, d, n = (int(torch.randint(1, top, (), generator=generator)) for top in (3, 3, 4, 6))
     size = 10 ** (2 * torch.rand((), generator=generator) - 1)
     query = size * torch.randn(heads, k, d, generator=generator, dtype=torch.float64)
@@ -283,7 +284,7 @@ def l2_setting(seed: int, index: int) -> Iterator[Outcome]:
 
 def softmax_setting(seed: int, index: int) -> Iterator[Outcome]:
     """Test two norms of the softmax's Jacobian, by eigenvalues and by all pairs of signs."""
-    generator = _generator(seed, index)
+    generator = generator_of(seed, index)
     n = int(torch.randint(1, 8, (), generator=generator))
     scale = 10 ** (2 * torch.rand(64, 1, generator=generator, dtype=torch.float64) - 1)
     p = torch.softmax(scale * torch.randn(64, n, generator=generator, dtype=torch.float64), dim=-1)
@@ -310,10 +311,6 @@ SETTINGS: dict[str, Callable[[int, int], Iterator[Outcome]]] = {
     "ball": ball_setting,
     "rounding": rounding_setting,
 }
-
-
-def _generator(seed: int, index: int) -> torch.Generator:
-    return torch.Generator().manual_seed((seed * 1_000_003 + index) % 2**63)
 
 
 def _ratio(log_value: float, log_bound: float) -> float:

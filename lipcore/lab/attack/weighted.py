@@ -13,7 +13,7 @@ from lipcore import bounds
 from lipcore.adversarial import score_gap_inputs
 from lipcore.attention import Attention
 from lipcore.lab.attack.outcome import Outcome
-from lipcore.lab.attack.problems import Problem, make_problem
+from lipcore.lab.attack.problems import Problem, generator_of, make_problem
 from lipcore.lab.attack.truth import dense_jacobian, frobenius_norm
 
 #: The numbers of starts and of steps of the ascent on each problem.
@@ -25,7 +25,7 @@ LARGEST_A = 12.0
 
 def weighted_setting(seed: int, index: int) -> Iterator[Outcome]:
     """Attack one head with a bias on measures: its constant, and how much one key collects."""
-    generator = torch.Generator().manual_seed((seed * 1_000_003 + index) % 2**63)
+    generator = generator_of(seed, index)
     problem = make_problem(generator)
     while not 0 < problem.size <= LARGEST_A:
         problem = make_problem(generator)
