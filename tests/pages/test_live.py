@@ -710,9 +710,7 @@ def test_the_small_picture_follows_every_hand(browser, teaser):
     page.wait_for_function("y => live.teaser.state().tokens[0][1] < y", arg=0.3)
     assert drawn(page) != by_key
     page.wait_for_function("document.querySelector('#live-teaser [role=status]').textContent")
-    assert (
-        page.locator("#live-teaser [role=status]").inner_text().startswith("This push is answered")
-    )
+    assert page.locator("#live-teaser [role=status]").inner_text().startswith("The answer is")
     assert page.url == address, "the first page keeps its address"
     assert page.locator("#live-teaser svg").bounding_box()["width"] > 300
     context.close()
