@@ -48,7 +48,7 @@ function draw({ count: k, a, nudge }, { norm, weight, answer, each, all, limit }
 	form.crowd.value = COUNTS.findLastIndex((c) => c <= k);
 	form.crowd.setAttribute("aria-valuetext", k + 1);
 	show({ n: (k + 1).toLocaleString("en"), count: k.toLocaleString("en"), weight: say(100 * weight), norm: say(norm), limit: say(limit),
-		where: k < limit ? "So far the crowd hears the one, and σ grows like √n." : k < 4 * limit ? "Here the growth ends: the tokens of the crowd hear one another as well." : "The crowd outvotes the one, and σ falls." });
+		where: k < limit ? "So far the crowd listens to the leader, and σ grows like √n." : k < 4 * limit ? "Here the growth ends: the tokens of the crowd listen to one another as well." : "The crowd outvotes the leader, and σ falls." });
 }
 
 const token = one(".live-token");

@@ -14,7 +14,6 @@ PAGES = sorted([*(ROOT / "notebooks").glob("*.md"), *(ROOT / "book").glob("*.md"
 # Numbers that are chosen, not measured, and one or two in words: each with its reason.
 EVERYWHERE = {"95 %": "level of intervals"}
 ALLOWED = {
-    "attention_as_a_map": {"hundred times over": "a manner of speaking: depth of models"},
     "spectral_norm": {"0.999": "probability of the certificate, asked for"},
     "measures_and_transport": {"80 %": "width of a band, chosen"},
     "large_radius": {"0.95": "threshold, chosen"},
