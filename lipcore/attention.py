@@ -282,6 +282,13 @@ class Attention:
             return self.value
         return self.output.unflatten(1, (self.heads, -1)).movedim(1, 0) @ self.value
 
+    def value_norms(self) -> Tensor:
+        """Return ‖W_h V_h‖₂, (heads,), or ‖V_h‖₂ if no output, without the d × d products."""
+        if self.output is None:
+            return torch.linalg.matrix_norm(self.value, 2)
+        output = self.output.unflatten(1, (self.heads, -1)).movedim(1, 0)
+        return torch.linalg.matrix_norm(torch.linalg.qr(output, mode="r").R @ self.value, 2)
+
     def angles(self, n: int) -> Tensor | None:
         """Return the rotary angles of the positions 0 … n − 1, shape (n, k/2), or None."""
         if self.rotary is None:

@@ -59,7 +59,7 @@ def yudin2025_local_upper(attention: Attention, X: Tensor) -> Tensor:
     peak = softmax_norm_upper(P).amax(-1)  # (…, heads)
     reach = 2 * torch.linalg.matrix_norm(X, 2)[..., None] ** 2 * _norms(attention.score_matrices())
     factors = torch.linalg.matrix_norm(P, 2) + reach * peak
-    projected = _norms(attention.value_matrices()) * factors
+    projected = attention.value_norms() * factors
     return join_heads(attention, _norms(attention.value) * factors, projected)
 
 
@@ -216,7 +216,7 @@ def castin2024_released_compute_bound(attention: Attention, X: Tensor) -> Tensor
     differences = X[..., :, None, :] - X[..., None, :, :]
     diameter = differences.norm(dim=-1).amax((-2, -1))[..., None]
     factors = ((reach * diameter).square() * (n + 1) + n).sqrt()
-    return (_norms(attention.value_matrices()) * factors).sum(-1)
+    return (attention.value_norms() * factors).sum(-1)
 
 
 def _kim2021(n, head_dim, norms_q, norms_v, norm_o, log, *, power: int) -> float:

@@ -202,8 +202,7 @@ def predictors(layer: Attention, X: Tensor) -> dict[str, Tensor]:
     """
     P = layer.weights(X)
     norms = nonnegative_norm_upper(P, iterations=12)
-    loud = torch.linalg.matrix_norm(layer.value_matrices(), 2)
-    weighted = (norms * loud).square().sum(-1).sqrt()
+    weighted = (norms * layer.value_norms()).square().sum(-1).sqrt()
     return {
         "map": norms.amax(-1),
         "weighted": weighted,

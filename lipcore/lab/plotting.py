@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import numpy as np
 
@@ -101,7 +100,11 @@ def use_style() -> None:
     shell = get_ipython()
     if shell is not None:
         set_matplotlib_formats("svg", metadata={"Date": None})
-        pdf = partial(print_figure, fmt="pdf", metadata={"CreationDate": None})
+
+        def pdf(fig: Figure) -> bytes:
+            fig.set_layout_engine("none")  # the SVG, which comes first, has laid the figure out
+            return print_figure(fig, fmt="pdf", metadata={"CreationDate": None})
+
         shell.display_formatter.formatters["application/pdf"].for_type(Figure, pdf)
 
 

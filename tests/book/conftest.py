@@ -128,6 +128,11 @@ claim("decay", "It decays.", source="book", status="checked", ratio=0.5, theorem
 ```
 
 ```{code-cell} python3
+:tags: [remove-input]
+claim("backwards", "It does so backwards.", source="book", status="checked", theorem="thm-decay")
+```
+
+```{code-cell} python3
 from pathlib import Path
 with Path("executed.log").open("a") as log:
     log.write("two\\n")

@@ -234,7 +234,7 @@ def tree(book, page: str) -> HtmlElement:
 
 def test_the_scoreboard_shows_every_claim(book):
     board = (book.html / "book" / "scoreboard.html").read_text(encoding="utf8")
-    assert "3 claims: 1 enclosed, 1 checked, 1 fails." in board
+    assert "4 claims: 1 enclosed, 2 checked, 1 fails." in board
     assert "\\(2\\sqrt{n}\\)" in board and "0.5" in board
     assert 'href="../notebooks/one.html#claim-growth"' in board
     assert 'id="claim-growth"' in (book.html / "notebooks" / "one.html").read_text(encoding="utf8")
@@ -270,6 +270,12 @@ def test_a_claim_stands_in_the_box_of_its_theorem(book):
         "../book/scoreboard.html",
     ]
     assert "2\\sqrt" not in page.get_element_by_id("one").text_content(), "it is not said twice"
+
+
+def test_each_of_several_claims_in_one_theorem_says_what_it_is_about(book):
+    theorem = tree(book, "notebooks/two").get_element_by_id("thm-decay")
+    words = " ".join(theorem.text_content().split())
+    assert "Checked here: It decays." in words and "Checked here: It does so backwards." in words
 
 
 def test_a_claim_without_a_theorem_is_a_box(book):

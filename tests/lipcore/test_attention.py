@@ -137,6 +137,13 @@ def test_matrices_of_the_theory(case_with_one_matrix):
     )
 
 
+@pytest.mark.parametrize("name", ["biases", "grouped keys", "causal"])
+def test_norms_of_value_matrices(make_case, name):
+    f = make_case(name).attention
+    expected = torch.linalg.matrix_norm(f.value_matrices(), 2)
+    torch.testing.assert_close(f.value_norms(), expected, rtol=1e-12, atol=0)
+
+
 def test_heads_sum_up_through_the_projection(make_case):
     case = make_case("biases")
     parts = sum(case.attention.head(h)(case.X) for h in range(2)) + case.attention.output_bias

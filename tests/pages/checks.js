@@ -221,6 +221,6 @@ window.bookChecks = (() => {
 
   return {
     mathematics, width, contrast, figures, content, formulas, scrollingFormulas, code, paper, firstText,
-    lighten, settled, stopMotion, openAll, beforePrint,
+    lighten, settled, drawn, stopMotion, openAll, beforePrint,
   };
 })();

@@ -1,12 +1,14 @@
 """Claims are shown in the box of their theorem, and checks are folded under the line of their result.
 
 The cells of a page leave a :class:`lipcore.lab.claims.Claim` or a :class:`lipcore.lab.claims.Checked` as data with a
-MIME type of its own. A claim that names a theorem of its page becomes a line at the foot of that theorem; one that
-names none becomes a box where it stands. A cell with the tag ``check`` is folded under its line, and the code of a
-figure below the figure.
+MIME type of its own. A claim that names a theorem of its page becomes a line at the foot of that theorem, which says
+its statement only if the theorem has several; one that names none becomes a box where it stands. A cell with the tag
+``check`` is folded under its line, and the code of a figure below the figure.
 """
 
 from __future__ import annotations
+
+from collections import Counter
 
 from docutils import nodes
 from myst_nb.core.render import NbElementRenderer
@@ -65,8 +67,11 @@ class ShowResults(SphinxPostTransform):
 
     def run(self, **kwargs) -> None:
         """Show every result of this page."""
-        for node in list(self.document.findall(claim_node)):
-            self.show_claim(node)
+        claims = list(self.document.findall(claim_node))
+        times = Counter(node["record"]["theorem"] for node in claims)
+        for node in claims:
+            label = node["record"]["theorem"]
+            self.show_claim(node, says_all=label is not None and times[label] == 1)
         for cell in list(self.document.findall(nodes.container)):
             if "tag_check" in cell["classes"]:
                 self.fold(cell)
@@ -84,23 +89,25 @@ class ShowResults(SphinxPostTransform):
             self.env.get_domain("math").data["has_equations"][self.env.docname] = True
         return maths(sentence)
 
-    def show_claim(self, node: claim_node) -> None:
-        """Move a claim into its theorem, or out of its cell."""
+    def show_claim(self, node: claim_node, *, says_all: bool) -> None:
+        """Move a claim into its theorem, or out of its cell; say it unless the theorem says it all."""
         record, cell = node["record"], cell_of(node)
         label, key = record["theorem"], record["key"]
         box = nodes.compound(classes=["claim", f"claim-{record['status']}"], ids=[f"claim-{key}"])
-        if label is None:
+        if says_all:
+            line = parts("", [self.status(record)], self.facts(record))
+            box += [nodes.paragraph("", "", *line), *self.witness(record)]
+        else:
             box += nodes.paragraph(
                 "", "", self.status(record), nodes.Text(": "), *self.text(record["statement"])
             )
             box += self.witness(record)
             box += nodes.paragraph("", "", *self.facts(record), classes=["claim-facts"])
+        if label is None:
             cell.parent.insert(cell.parent.index(cell) + 1, box)
         elif theorem := next(
             (n for n in self.document.findall(is_theorem) if label in n["ids"]), None
         ):
-            line = parts("", [self.status(record)], self.facts(record))
-            box += [nodes.paragraph("", "", *line), *self.witness(record)]
             theorem += box
         else:
             self.warn(f"claim {key!r}: there is no theorem {label!r} on this page", node)

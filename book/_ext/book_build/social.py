@@ -7,7 +7,6 @@ from math import exp
 from pathlib import Path
 
 from lxml.html import fromstring
-from matplotlib.figure import Figure
 from sphinx.application import Sphinx
 
 from lipcore.lab.colours import ROLES
@@ -59,8 +58,11 @@ def describe(app: Sphinx, pagename, templatename, context, doctree) -> None:
     context["metatags"] = context.get("metatags", "") + "\n".join([*tags, ""])
 
 
-def draw_card(title: str) -> Figure:
+def draw_card(title: str, path: Path) -> None:
     """Draw the name of the book, its question, and two ways to grow: for ever, or until e⁶ tokens."""
+    # Only the first build draws it, and the import takes a second.
+    from matplotlib.figure import Figure
+
     dark = {name: role.dark for name, role in ROLES.items()}
     figure = Figure(figsize=(12, 6.3), facecolor=dark["ground"])
     lengths, most = [2**k for k in range(13)], exp(6)
@@ -71,14 +73,14 @@ def draw_card(title: str) -> Figure:
     ax.axis("off")
     figure.text(0.06, 0.78, title, color=dark["ink"], size=44, weight="bold")
     figure.text(0.06, 0.42, QUESTION, color=dark["ink"], size=23, va="center", linespacing=1.5)
-    return figure
+    figure.savefig(path, dpi=100)
 
 
 def write_card(app: Sphinx, exception) -> None:
     """Draw the card, once."""
     path = Path(app.outdir) / "_static" / CARD
     if exception is None and app.builder.name == "html" and not path.exists():
-        draw_card(app.config.html_title).savefig(path, dpi=100)
+        draw_card(app.config.html_title, path)
 
 
 def setup(app: Sphinx) -> None:

@@ -87,7 +87,7 @@ def attack(
     Parameters
     ----------
     problems : int
-        The number of heads, each with about a hundred inputs; other settings have their share.
+        The number of heads, each with about two hundred inputs; other settings have their share.
     seed : int
     settings : mapping of str to callable, optional
         Settings to run instead of ``lipcore.lab.attack.settings.SETTINGS``.

@@ -24,7 +24,7 @@ SHAPES = (
     "zero",
 )
 #: How many inputs are drawn at once.
-INPUTS = 25
+INPUTS = 50
 #: The logarithm of a mass is at least minus this.
 _LARGEST_LOG_MASS = 24.0
 

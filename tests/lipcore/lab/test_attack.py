@@ -16,6 +16,7 @@ from lipcore.lab.attack import __main__ as command
 from lipcore.lab.attack.ball import climb
 from lipcore.lab.attack.candidates import Candidate, LocalCandidate
 from lipcore.lab.attack.problems import (
+    INPUTS,
     KINDS,
     SHAPES,
     Inputs,
@@ -130,7 +131,7 @@ def test_problems_cover_every_kind_and_shape_and_stay_in_the_ball():
         seen |= {problem.kind, problem.shape}
         inputs = first_inputs(problem, generator)
         for batch in (inputs, perturbed(problem, inputs, 0.5, generator)):
-            assert len(batch.X) == 25
+            assert len(batch.X) == INPUTS
             assert (batch.X.norm(dim=-1) <= problem.radius * (1 + 1e-12)).all()
             if problem.kind == "counts":
                 assert (batch.masses >= 1).all() and (batch.masses == batch.masses.round()).all()
