@@ -108,8 +108,9 @@ def redo(
 
     Parameters
     ----------
-    It receives ``encoder``, ``masked`` and ``adversarial`` as SVG and PNG, and ``table.csv``.
-    Measurements are kept in it, so that a second call continues where one stopped.
+    folder : path
+        It receives ``encoder``, ``masked`` and ``adversarial`` as SVG and PNG, and ``table.csv``.
+        Measurements are kept in it, so that a second call continues where one stopped.
     instead : mapping, optional
         Models or texts in place of those of the paper: names or folders, names or files.
     every : int

@@ -134,12 +134,15 @@ def starts(model: LanguageModel) -> Tensor:
 
 
 def race(
-    model: LanguageModel, layer: int, *, entrants: dict[str, Entrant] = ENTRANTS
+    model: LanguageModel, layer: int, *, entrants: dict[str, Entrant] | None = None
 ) -> Iterator[dict]:
-    """Yield one record for each run: search, seed, piece of text, best values, last sequence."""
+    """Yield one record for each run: search, seed, piece of text, best values, last sequence.
+
+    Without ``entrants``, those of :data:`ENTRANTS` run.
+    """
     allowed = plain_tokens(model)
     pieces = starts(model)
-    for name, entrant in entrants.items():
+    for name, entrant in (entrants or ENTRANTS).items():
         for seed, ids in enumerate(pieces):
             found = run(model, layer, entrant, ids, allowed=allowed, seed=seed)
             yield {

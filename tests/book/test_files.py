@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import namedtuple
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from book_build import reference
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+from sphinx.ext.napoleon import Config, NumpyDocstring
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))["project"]
@@ -229,6 +231,18 @@ def test_listed_modules_come_first(tmp_path):
     page = ["# T\n\n```{modules} p\nc gone\n```\n"]
     reference.expand(SimpleNamespace(srcdir=tmp_path), "api", page)
     assert re.findall(r"automodule:: (\S+)", page[0]) == ["p.c", "p.a", "p.b", "p.d"]
+
+
+def test_a_colon_in_a_first_line_ends_no_type():
+    lines = ["Two colours: light, dark."]
+    reference.keep_sentence(None, "data", "m.c", None, None, lines)
+    told = NumpyDocstring(lines, Config(), None, "data", "m.c").lines()
+    assert "Two colours: light, dark." in told and ":type:" not in "".join(told)
+
+
+def test_the_fields_of_a_named_tuple_are_not_listed():
+    assert reference.skip_field(None, "class", "x", namedtuple("Pair", "x y").x, False, None)
+    assert reference.skip_field(None, "class", "x", property(len), False, None) is None
 
 
 def test_the_repository_is_named_alike_everywhere():

@@ -13,7 +13,7 @@ from pikepdf import Array, Dictionary, Name
 RAW = re.compile(
     r"\?\?|Math input error|Math Processing Error|\{(?:prf:|glue:|cite:|numref|eq)\w*\}`"
 )
-LEAST = 20  # characters on a page that has something on it
+LEAST = 60  # characters on a page that has something on it
 A4 = (595, 842)
 
 
@@ -83,12 +83,12 @@ def check_links(book: Book) -> list[str]:
 
 
 def check_text(book: Book) -> list[str]:
-    """No page is empty; all have the size of the paper."""
+    """No page has but a line on it; all have the size of the paper."""
     faults = []
     for number, (page, text) in enumerate(zip(book.pdf.pages, book.texts, strict=True), 1):
         words = re.sub(r"^\s*\d+\s*$", "", text, flags=re.MULTILINE)
         if len("".join(words.split())) < LEAST:
-            faults.append(f"page {number} is empty")
+            faults.append(f"page {number} is all but empty")
         width, height = (float(x) for x in page.mediabox[2:])
         if abs(width - A4[0]) > 1 or abs(height - A4[1]) > 1:
             faults.append(f"page {number} is {width:g} by {height:g}")

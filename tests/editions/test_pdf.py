@@ -9,6 +9,9 @@ import pikepdf
 import pytest
 import yaml
 from book_build import editions, printed
+from docutils import nodes
+from docutils.utils import new_document
+from sphinx.addnodes import only
 
 sys.path.insert(0, str(Path(__file__).parent))
 from pdf import Book, check_fonts, check_links, check_text, leftovers, links
@@ -108,6 +111,12 @@ def test_nothing_is_left_unresolved(book):
     ] == []
 
 
+def test_nothing_is_said_to_those_at_a_screen(book):
+    """Paper has no tokens to drag."""
+    said = re.compile("arrow keys|[Pp]ress Play")
+    assert [n for n, text in enumerate(book.texts, 1) if said.search(text)] == []
+
+
 def test_title_and_author(book):
     config = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf8"))
     assert book.pdf.docinfo["/Title"] == config["title"]
@@ -134,11 +143,12 @@ def make(browser, tmp_path):
 
 
 def test_planted_faults_are_found(make):
-    text = "<h1>Title</h1><p>Enough words on this page to be no empty page.</p>"
+    text = "<h1>Title</h1><p>" + "Enough words on this page to be no empty page. " * 5
     good = make(text + '<h2 id="x">Two</h2><a href="#x">there</a>')
     assert check_text(good) + check_links(good) + check_fonts(good) == []
     assert [title for _, title, _ in good.outline] == ["Title", "Two"]
-    assert check_text(make(text + '<p style="break-before: page"></p>')) == ["page 2 is empty"]
+    line = '<p style="break-before: page">A line that went over.</p>'
+    assert check_text(make(text + line)) == ["page 2 is all but empty"]
     assert any("page 1 is" in fault for fault in check_text(make(text, format="Letter")))
     assert check_links(make(text + '<a href="file:///x/y.html">y</a>'))
 
@@ -192,6 +202,8 @@ def test_finishing_changes_nothing_but_the_size(make):
         (r"<p>so \norm{x} is</p>", "left as it was: so"),
         ("<p>see Theorem ??</p>", "left as it was: see"),
         ("<p>see {prf:ref}`thm`</p>", "left as it was: see"),
+        ("<p>✅</p>", "left as it was: ✅"),
+        ('<svg style="height: 3000px"><text>tall</text></svg>', "tall"),
         (
             '<table style="width: 3000px; table-layout: fixed"><tr><td>wide</td></tr></table>',
             "wide",
@@ -204,3 +216,27 @@ def test_a_book_with_a_fault_is_not_printed(browser, tmp_path, body, fault):
     (tmp_path / "b.html").write_text(page, encoding="utf8")
     with pytest.raises(RuntimeError, match=fault):
         printed.print_document(browser, tmp_path / "b.html", tmp_path / "b.pdf")
+
+
+def test_what_is_said_to_those_at_a_screen_is_marked():
+    page = new_document("page")
+    page += [only("", nodes.paragraph("", "Drag it."), expr="html"), nodes.paragraph("", "See.")]
+    editions.mark_screen_only(None, page)
+    assert [part["classes"] for part in page.findall(nodes.paragraph)] == [["no-print"], []]
+
+
+def test_a_formula_loses_only_what_is_too_wide(browser):
+    """MathJax has given it a size, from which the fitting starts; a fraction of a pixel does not count."""
+    style = "main { width: 728px; font-size: 14px } mjx-math { display: inline-block }"
+    formula = (
+        '<div class=math><mjx-container style="font-size: 130%"><mjx-math style="width: {}em">'
+    )
+    body = "".join(formula.format(width) + "</div>" for width in (10, 40.02, 42))  # of 18.2 px
+    page = browser.new_page()
+    page.set_content(f"<style>{style}</style><main>{body}</main>")
+    page.evaluate(printed.FIT, printed.PAGE)
+    sizes = page.eval_on_selector_all(
+        "mjx-container", "all => all.map(e => parseFloat(e.style.fontSize))"
+    )
+    page.close()
+    assert sizes[:2] == [130, 130] and 120 <= sizes[2] < 130

@@ -85,7 +85,7 @@ def setup(app: Sphinx) -> dict:
         part.setup(app)
     return {
         "version": __version__,
-        "env_version": 8,
+        "env_version": 9,
         "parallel_read_safe": False,
         "parallel_write_safe": True,
     }

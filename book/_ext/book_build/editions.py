@@ -16,6 +16,7 @@ import zipfile
 from pathlib import Path
 
 from docutils import nodes
+from sphinx.addnodes import only
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
@@ -145,6 +146,13 @@ def print_deck(site: Path, root: Path) -> Path:
     return target
 
 
+def mark_screen_only(app: Sphinx, doctree: nodes.document) -> None:
+    """Mark what a page says to those at a screen, in ``{only} html``: paper leaves it out."""
+    for part in doctree.findall(only):
+        for child in part.children:
+            child["classes"].append("no-print")
+
+
 MAKERS = {"pdf": print_book, "slides": print_deck, "zip": archive}
 
 
@@ -162,6 +170,7 @@ def remove_stale(app: Sphinx, exception) -> None:
 def setup(app: Sphinx) -> None:
     """Register the directive and the hook, which comes last."""
     app.add_directive("take-away", TakeAway)
+    app.connect("doctree-read", mark_screen_only)
     app.connect("build-finished", remove_stale, priority=950)
 
 

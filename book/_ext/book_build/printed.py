@@ -10,14 +10,17 @@ table of contents, which is printed again without the rest and takes the place o
 from __future__ import annotations
 
 import html
+import math
 import os
 import posixpath
 import re
 import shutil
 import tomllib
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from datetime import date
+from itertools import pairwise
 from pathlib import Path
 from urllib.parse import quote, unquote, urlparse
 
@@ -26,52 +29,63 @@ import yaml
 from bs4 import BeautifulSoup, Tag
 
 from .hover import article_of
+from .speeds import MARK
 
 LEFT_OUT = (
     "script, style, template, canvas, iframe, button, a.headerlink, .figure-files, img.only-dark, "
-    ".d-print-none, .no-print, .toggle-button, .live, .board-filter"
+    ".d-print-none, .no-print, .toggle-button, .live, .board-filter, .take-away, .page-execution"
 )
 SCALE = 0.9  # of paper to screen
-COLUMN = round(627 / SCALE)  # the column of an A4 page, in pixels of the screen
+COLUMN, PAGE = round(627 / SCALE), round(948 / SCALE)  # of an A4 page, in pixels of the screen
 # Typeset; without the hidden MathML beside each formula, which no PDF shows and which is wider than its line.
 READY = """() => MathJax.startup.promise.then(() => document.fonts.ready).then(() => {
   document.querySelectorAll('mjx-assistive-mml').forEach((e) => e.remove());
   return true;
 })"""
 
-# Wide formulas, tables and figures are made to fit the column; a row of code may break anywhere.
-FIT = """() => {
+# Wide formulas, tables and figures are made to fit the column; what is shorter than 0.4 pages is not torn.
+FIT = r"""(page) => {
   const column = document.querySelector('main').clientWidth;
-  const fit = (box, inner, least) => {
-    const room = box.clientWidth || column, need = inner.scrollWidth;
-    if (need > room + 1) inner.style.fontSize = Math.max(least, Math.floor(99 * room / need)) + '%';
+  const fit = (formula, need, room) => {  // MathJax has set a size already
+    const own = parseFloat(formula.style.fontSize) || 100;
+    if (need > room + 1) formula.style.fontSize = Math.floor(.99 * own * room / need) + '%';
   };
   document.querySelectorAll('div.math').forEach((box) => {
     const formula = box.querySelector('mjx-container'), number = box.querySelector('.eqno');
     if (!formula) return;
     const inside = formula.querySelector('mjx-math'), taken = number ? number.offsetWidth + 12 : 0;
-    const room = box.clientWidth - taken, need = inside.getBoundingClientRect().width;
-    if (need > room) formula.style.fontSize = Math.floor(99 * room / need) + '%';
+    fit(formula, inside.getBoundingClientRect().width, box.clientWidth - taken);
   });
   document.querySelectorAll('mjx-container:not([display])').forEach((formula) => {
     const line = formula.closest('p, li, dd, td, th, figcaption, h1, h2, h3, h4') || formula.parentElement;
-    const room = line.clientWidth, need = formula.getBoundingClientRect().width;
-    if (need > room) formula.style.fontSize = Math.floor(99 * room / need) + '%';
+    fit(formula, formula.getBoundingClientRect().width, line.clientWidth);
   });
   document.querySelectorAll('main img').forEach((image) => {  // tall figures may take more of a page
-    if (image.naturalHeight > 0.8 * image.naturalWidth) image.style.maxHeight = '150mm';
+    const ratio = image.naturalHeight / image.naturalWidth;
+    if (ratio > 0.8) image.style.maxHeight = ratio > 1.6 ? '235mm' : '150mm';
+  });
+  document.querySelectorAll('main :is(td, th)').forEach((cell) => {  // numbers stay whole, digests do not
+    if (/^[-−–\d.,:\s[\]]+$/.test(cell.textContent)) cell.style.whiteSpace = 'nowrap';
+    if (/^\w{40,}$/.test(cell.textContent.trim())) cell.style.wordBreak = 'break-all';
+  });
+  document.querySelectorAll('main td code').forEach((code) => {  // a name breaks before a word
+    code.innerHTML = code.innerHTML.replace(/[._(](?![^<]*>)/g, '$&<wbr>');
   });
   document.querySelectorAll('main table').forEach((table) => {
     const room = table.parentElement.clientWidth || column;
     for (let size = 100; size > 55 && table.scrollWidth > room + 1; size -= 5) table.style.fontSize = size + '%';
   });
+  document.querySelectorAll('main :is(.highlight, table)').forEach((block) => {
+    if (block.offsetHeight < .4 * page) block.style.breakInside = 'avoid';
+  });
 }"""
 
-# What is wider than its page after that, for the caller to refuse.
-CLIPPED = """() => {
+# What is wider or, if it cannot be torn, taller than its page after that, for the caller to refuse.
+CLIPPED = """(page) => {
   const right = document.querySelector('main').getBoundingClientRect().right + 2;
-  return [...document.querySelectorAll('main img, main table, main mjx-math, main pre')].filter(
-    (e) => !e.closest('mjx-assistive-mml') && e.getBoundingClientRect().right > right).map(
+  const tall = (e) => e.matches('img, svg') && e.getBoundingClientRect().height > page;
+  return [...document.querySelectorAll('main :is(img, svg, table, mjx-math, pre)')].filter(
+    (e) => !e.closest('mjx-assistive-mml') && (e.getBoundingClientRect().right > right || tall(e))).map(
     (e) => e.tagName.toLowerCase() + ' ' + e.textContent.trim().slice(0, 60));
 }"""
 
@@ -84,12 +98,13 @@ NUMBER = """(numbers) => {
   }).map((e) => e.dataset.target);
 }"""
 
-# TeX that was not typeset, and roles and references that were not resolved, outside code and mathematics.
+# TeX that was not typeset, roles and references that were not resolved, and signs that the fonts lack,
+# outside code and mathematics.
 LEFT = r"""() => {
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), found = [];
   while (walker.nextNode()) {
     if (walker.currentNode.parentElement.closest('script, style, code, pre, mjx-container, dt.sig')) continue;
-    const left = walker.currentNode.data.match(/\\[a-zA-Z]{2,}|\\\(|\$\$|\?\?|\{[a-z:]+\}`/);
+    const left = walker.currentNode.data.match(/\\[a-zA-Z]{2,}|\\\(|\$\$|\?\?|\{[a-z:]+\}`|\p{Emoji_Presentation}/u);
     if (left) found.push('left as it was: ' + walker.currentNode.data.trim());
   }
   return found;
@@ -137,9 +152,10 @@ class Reader:
     def chapter(self, docname: str) -> Chapter:
         """Return one page without what only a screen needs."""
         page = article_of((self.site / f"{docname}.html").read_text(encoding="utf8"))
-        article = BeautifulSoup(page, "lxml").article
+        article = BeautifulSoup(page.replace("✅", "✓"), "lxml").article
         self._strip(article)
         self._unfold(article)
+        self._cut(article)
         self._address(article, docname)
         self._demote(article)
         heading = article.find("h2")
@@ -183,6 +199,23 @@ class Reader:
                 "div",
                 {"class": "fold", **({"id": fold["id"]} if fold.get("id") else {})},
             )
+
+    def _cut(self, article: Tag) -> None:
+        """Cut a picture that is taller than a page into pieces, each of which begins with a chapter."""
+        for picture in article.select("svg.dependencies"):
+            left, _, width, height = picture["viewbox"].split()
+            tops = [float(head["y"]) - 15 for head in picture.select(".chapter")]
+            pieces = math.ceil(COLUMN * float(height) / float(width) / (0.9 * PAGE))
+            wanted = (float(height) * k / pieces for k in range(1, pieces))
+            cuts = [0.0, *(min(tops, key=lambda top: abs(top - y)) for y in wanted), float(height)]
+            for top, below in pairwise(cuts):
+                piece = copy(picture)
+                piece["viewbox"] = f"{left} {top:g} {width} {below - top:g}"
+                for node in piece.select("rect, .chapter"):
+                    if not top <= float(node["y"]) < below:
+                        (node.parent if node.name == "rect" else node).decompose()
+                picture.insert_before(piece)
+            picture.decompose()
 
     def _address(self, article: Tag, docname: str) -> None:
         folder = posixpath.dirname(docname)
@@ -250,7 +283,8 @@ def document(root: Path, site: Path, chapters: dict[str, Chapter], today: str) -
             pages.append(
                 f'@page {name} {{ @top-left {{ content: "{running}"; }} }} .{name} {{ page: {name}; }}'
             )
-            toc.append(entry(name, chapter.title, "toc-chapter"))
+            mark = f"{MARK} " if docname in config["sphinx"]["config"]["main_path"] else ""
+            toc.append(entry(name, mark + chapter.title, "toc-chapter"))
             toc += [entry(target, heading, "toc-section") for target, heading in chapter.sections]
             part = f"<h1>{html.escape(caption)}</h1>" if caption and position == 0 else ""
             main.append(
@@ -365,8 +399,8 @@ def print_document(browser, source: Path, target: Path) -> None:
     page.on("requestfailed", lambda request: failed.append(request.url))
     page.goto(source.as_uri(), wait_until="load")
     page.evaluate(READY)
-    page.evaluate(FIT)
-    problems = failed + page.evaluate(ERRORS) + page.evaluate(LEFT) + page.evaluate(CLIPPED)
+    page.evaluate(FIT, PAGE)
+    problems = failed + page.evaluate(ERRORS) + page.evaluate(LEFT) + page.evaluate(CLIPPED, PAGE)
     if problems:
         raise RuntimeError("the book cannot be printed:\n" + "\n".join(p[:200] for p in problems))
     sections = headings_in_order(page)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from docutils import nodes
+from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 
 PLACE = re.compile(r"^```\{modules\} (?P<package>[\w.]+)\n(?P<first>[^`]*)```$", re.MULTILINE)
@@ -43,6 +45,27 @@ def expand(app: Sphinx, docname: str, source: list[str]) -> None:
     )
 
 
+def keep_sentence(app: Sphinx, what: str, name: str, obj, options, lines: list[str]) -> None:
+    """Keep napoleon from reading what stands before a colon as a type: it looks for one in the first line."""
+    if what in ("attribute", "data", "property"):
+        lines.insert(0, "\\ ")
+
+
+def skip_field(app: Sphinx, what: str, name: str, obj, skip: bool, options) -> bool | None:
+    """Leave out the fields of a named tuple, which the text of its class explains."""
+    return True if type(obj).__name__ == "_tuplegetter" else None
+
+
+def unlink_words(app: Sphinx, doctree: nodes.document) -> None:
+    """Let no plain word in a type, as the "shape" of a tensor, lead to something of that name."""
+    for reference in list(doctree.findall(pending_xref)):
+        if reference.get("refspecific") and reference["reftarget"].islower():
+            reference.replace_self(reference.children)
+
+
 def setup(app: Sphinx) -> None:
-    """Register the hook."""
+    """Register the hooks; those of napoleon come after the first."""
     app.connect("source-read", expand)
+    app.connect("autodoc-process-docstring", keep_sentence, priority=400)
+    app.connect("autodoc-skip-member", skip_field)
+    app.connect("doctree-read", unlink_words)
