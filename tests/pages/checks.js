@@ -61,6 +61,7 @@ window.bookChecks = (() => {
 
   // Every text, and every formula, stands out from what is behind it, by the ratio that WCAG AA asks of small text.
   const contrast = () => {
+    stopMotion();
     const seen = new Map([[null, { ground: [255, 255, 255, 1], opacity: 1 }]]), faults = new Map();
     const behind = (e) => {
       if (!seen.has(e)) {
@@ -77,6 +78,20 @@ window.bookChecks = (() => {
       if (reached < 4.5) faults.set([r, g, b, ...ground].join(), `low contrast, ${reached.toFixed(2)}: ${begins(e)}`);
     }
     return [...faults.values()];
+  };
+
+  // A link in a sentence is told from its words by a line, a ground or other letters, or by the ratio that WCAG A asks of a colour.
+  const links = () => {
+    stopMotion();
+    const letters = (s) => [s.fontWeight, s.fontStyle, s.fontFamily, s.fontSize].join();
+    const alike = (e) => {
+      const style = getComputedStyle(e), around = getComputedStyle(e.parentElement);
+      return style.display === "inline" && style.textDecorationLine === "none" && !parseFloat(style.borderBottomWidth)
+        && style.backgroundColor === "rgba(0, 0, 0, 0)" && letters(style) === letters(around)
+        && ratio(colour(style.color), colour(around.color)) < 3;
+    };
+    return all("p a[href], li a[href], dd a[href], td a[href]").filter((e) => hasText(e.parentElement) && e.checkVisibility() && alike(e))
+      .map((e) => `link like the words around it: ${begins(e)}`);
   };
 
   const loaded = async (images) => {
@@ -172,13 +187,20 @@ window.bookChecks = (() => {
     ];
   };
 
-  // Formulas and listings hold most elements of a page, and none in them has a role: axe needs not walk through them.
-  const lighten = () => {
-    const boxes = all("mjx-math").map((m) => [m, m.getBoundingClientRect()]);
-    for (const [m, box] of boxes) {
+  // Formulas hold most elements of a page. Boxes as large take their place, which keep what has a colour of its own.
+  const boxFormulas = (formulas) => {
+    for (const [m, box] of formulas.map((m) => [m, m.getBoundingClientRect()])) {
+      const coloured = all("[style*=color]", m);
       m.style.cssText += `display: inline-block; overflow: hidden; width: ${box.width}px; height: ${box.height}px`;
-      m.replaceChildren();
+      coloured.forEach((e) => e.replaceChildren());
+      m.replaceChildren(...coloured);
     }
+  };
+  // Once they fit on paper: the text is no narrower on a desktop, except in tables and cards.
+  const boxSeenFormulas = () => boxFormulas(all("article mjx-math").filter((m) => m.getClientRects().length && !m.closest("table, .sd-row")));
+  // Nothing in formulas and listings has a role: axe needs not walk through them.
+  const lighten = () => {
+    boxFormulas(all("mjx-math"));
     for (const words of all("mjx-assistive-mml math, .highlight pre:not(:has(a, button))")) words.textContent = words.textContent;
   };
 
@@ -199,10 +221,12 @@ window.bookChecks = (() => {
     await new Promise((done) => setTimeout(done, 0)); // after the events that were sent
     await new Promise(requestAnimationFrame);
   };
+  // Nothing moves any more. The style leaves out what stands before and after elements: it would be worked out for each of them.
+  const still = document.createElement("style");
+  still.textContent = "* { animation: none !important; transition: none !important; }";
   const stopMotion = () => {
-    const style = document.createElement("style");
-    style.textContent = "*, *::before, *::after { animation: none !important; transition: none !important; }";
-    document.head.append(style);
+    if (!still.isConnected) document.head.append(still);
+    document.getAnimations().forEach((a) => { try { a.finish(); } catch { a.cancel(); } }); // some have no end
   };
   // Everything that folds is open, and nothing is half faded in.
   const openAll = async () => {
@@ -220,7 +244,7 @@ window.bookChecks = (() => {
   };
 
   return {
-    mathematics, width, contrast, figures, content, formulas, scrollingFormulas, code, paper, firstText,
-    lighten, settled, drawn, stopMotion, openAll, beforePrint,
+    mathematics, width, contrast, links, figures, content, formulas, scrollingFormulas, code, paper, firstText,
+    boxSeenFormulas, lighten, settled, drawn, stopMotion, openAll, beforePrint,
   };
 })();

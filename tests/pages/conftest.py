@@ -1,6 +1,7 @@
 """The built book, served, and one browser for all the checks."""
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -42,8 +43,12 @@ def site():
 @pytest.fixture(scope="session")
 def windows(browser, site):
     """One window of each kind, for all tests: a new one costs a second."""
-    with Watched(browser, site) as desktop, Watched(browser, site, viewport=PHONE) as phone:
-        yield {"desktop": desktop, "phone": phone}
+    kinds = {"desktop": {}, "phone": {"viewport": PHONE}, "in_tex": {"formulas": False}}
+    with ExitStack() as stack:
+        yield {
+            name: stack.enter_context(Watched(browser, site, **kind))
+            for name, kind in kinds.items()
+        }
 
 
 @pytest.fixture
@@ -54,3 +59,9 @@ def desktop(windows):
 @pytest.fixture
 def phone(windows):
     return windows["phone"].renew()
+
+
+@pytest.fixture
+def in_tex(windows):
+    """A desktop for tests that no formula concerns: typesetting is what takes long."""
+    return windows["in_tex"].renew()

@@ -52,7 +52,7 @@ def everything(page) -> list[str]:
     found = check_mathematics(page, formulas) + check(page, "width", "content", "firstText")
     found += check(page, "formulas", "scrollingFormulas")
     page.evaluate("bookChecks.openAll()")
-    return found + check(page, "contrast", "figures", "code") + audit(page)
+    return found + check(page, "contrast", "links", "figures", "code") + audit(page)
 
 
 def on_paper(page) -> list[str]:
@@ -78,7 +78,7 @@ long line that is printed</pre></div></div></div>
 def test_a_good_page_has_no_fault(look):
     assert look(page_with(GOOD), everything) == []
     assert look(page_with(GOOD), everything, viewport=PHONE) == []
-    assert look(page_with(GOOD), lambda page: walk_faults(page, walk(page))) == []
+    assert look(page_with(GOOD), lambda page: walk_faults(*walk(page))) == []
 
 
 # What is said of a fault, and the fault.  All of them stand on one page.
@@ -100,6 +100,8 @@ PLANTED = {
     "p “on a dark ground”": '<div style="background: #456"><p>on a dark ground</p></div>',
     "p “pale in a fold”": "<details><summary>more</summary><p style='color: #9a9'>pale in a fold</p></details>",
     "span “pale code”": "<div class='highlight'><pre><span style='color: #99a'>pale code</span></pre></div>",
+    "link like the words around it: a “hidden”": "<p>words <a href='#x' style='color: #333; text-decoration: none'>"
+    "hidden</a></p>",
     "mjx-math “x+1”": "<mjx-container><mjx-math style='color: #a99'>x+1</mjx-math></mjx-container>",
     "picture without a description": figure("background: #fff", alt=""),
     "height='9'/%3E has no white ground": figure(""),
@@ -177,7 +179,7 @@ KEYBOARD = """<style>#unmarked:focus-visible { outline: none }</style><a href="#
 
 
 def test_planted_faults_of_the_keyboard_are_found(look):
-    assert look(page_with(KEYBOARD), lambda page: walk_faults(page, walk(page))) == [
+    assert look(page_with(KEYBOARD), lambda page: walk_faults(*walk(page))) == [
         "the focus is not visible on A 'unmarked'",
         "the focus is out of sight on A 'away'",
         "the focus is caught at INPUT 'trap'",

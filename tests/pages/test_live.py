@@ -81,7 +81,10 @@ POINTS = [
 @pytest.fixture(scope="module")
 def opened(browser, site):
     """One page for each live picture, without faults at the end."""
-    watched = {name: Watched(browser, site).open(f"{site}/{page}") for name, page in PAGES.items()}
+    watched = {
+        name: Watched(browser, site, formulas=False).open(f"{site}/{page}")
+        for name, page in PAGES.items()
+    }
     yield {name: w.page for name, w in watched.items()}
     faults = [fault for w in watched.values() for fault in w.faults]
     for w in watched.values():
@@ -466,8 +469,8 @@ def centre(locator) -> tuple[float, float]:
     return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
 
 
-def test_dragging_with_the_mouse(desktop, site):
-    page = desktop.open(f"{site}/{PAGES['attention']}").page
+def test_dragging_with_the_mouse(in_tex, site):
+    page = in_tex.open(f"{site}/{PAGES['attention']}").page
     before = state_of(page, "attention")["tokens"]
     number = shown(page, "norm")
     token = page.locator(".live-token").nth(1).locator(".live-dot")
@@ -484,7 +487,7 @@ def test_dragging_with_the_mouse(desktop, site):
     assert after[0] == before[0]
     assert shown(page, "norm") != number
     assert centre(token) == pytest.approx((x - 60, y + 30), abs=1.5), "it is not under the pointer"
-    assert desktop.faults == []
+    assert in_tex.faults == []
 
 
 @pytest.mark.parametrize(
@@ -529,8 +532,8 @@ def reach(page, handle) -> None:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_the_keyboard_alone(desktop, site, name):
-    page = desktop.open(f"{site}/{PAGES[name]}").page
+def test_the_keyboard_alone(in_tex, site, name):
+    page = in_tex.open(f"{site}/{PAGES[name]}").page
     handle = page.locator(f"#live-{name} svg [tabindex='0']").first
     reach(page, handle)
     assert handle.evaluate("e => e.matches(':focus-visible')")
@@ -550,13 +553,13 @@ def test_the_keyboard_alone(desktop, site, name):
     status = f"#live-{name} [role=status]"
     told = "([status, words]) => document.querySelector(status).textContent === words"
     page.wait_for_function(told, arg=[status, words])
-    assert desktop.faults == []
+    assert in_tex.faults == []
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_it_starts_as_the_figure_and_its_controls_change_it(desktop, site, name):
+def test_it_starts_as_the_figure_and_its_controls_change_it(in_tex, site, name):
     """What the package worked out when the page was executed is in the prose."""
-    page = desktop.open(f"{site}/{PAGES[name]}").page
+    page = in_tex.open(f"{site}/{PAGES[name]}").page
     assert page.locator(f"#live-{name}").is_visible()
     assert not page.locator(f"figure[id=fig-live-{name}]").is_visible(), "it steps aside"
     told = page.locator("article p").filter(has_text=re.compile("^At the start")).inner_text()
@@ -573,12 +576,12 @@ def test_it_starts_as_the_figure_and_its_controls_change_it(desktop, site, name)
     assert len({str(state) for state in states}) == 5
     page.get_by_role("button", name="Reset").click()
     assert state_of(page, name) == states[0]
-    assert desktop.faults == []
+    assert in_tex.faults == []
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_the_address_keeps_the_scene(desktop, site, name):
-    page = desktop.open(f"{site}/{PAGES[name]}").page
+def test_the_address_keeps_the_scene(in_tex, site, name):
+    page = in_tex.open(f"{site}/{PAGES[name]}").page
     assert "#live" not in page.url, "the address changes by itself"
     number = scene_in(page, name, {"radius": 0.85})[NUMBERS[name]]
     page.wait_for_url("**#live=*")
@@ -586,13 +589,13 @@ def test_the_address_keeps_the_scene(desktop, site, name):
     page.evaluate("location.hash = 'exercises'")
     page.wait_for_timeout(600)
     assert page.url.endswith("#exercises"), "other anchors are overwritten"
-    kept = state_of(desktop.renew().open(copied).page, name)
+    kept = state_of(in_tex.renew().open(copied).page, name)
     assert (kept["radius"], kept[NUMBERS[name]]) == pytest.approx((0.85, number), rel=1e-9)
     for broken in ("#live=", "#live=[1,2", '#live={"tokens":3,"p":"x","family":7}'):
         page.goto("about:blank")
-        desktop.open(f"{site}/{PAGES[name]}{broken}")
+        in_tex.open(f"{site}/{PAGES[name]}{broken}")
         assert page.locator(f"#live-{name}").is_visible()
-    assert desktop.faults == []
+    assert in_tex.faults == []
 
 
 @pytest.mark.parametrize("name", PAGES)

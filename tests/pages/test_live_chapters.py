@@ -70,6 +70,34 @@ def opened(browser, addresses):
     assert errors == []
 
 
+@pytest.fixture(scope="module")
+def windows(browser):
+    """A window of each kind, for all tests: a new one costs a third of a second."""
+    kinds = {
+        "desktop": {},
+        "phone": {"viewport": PHONE, "has_touch": True, "is_mobile": True},
+        "still": {"java_script_enabled": False},
+    }
+    pages = {kind: browser.new_context(**options).new_page() for kind, options in kinds.items()}
+    yield pages
+    for page in pages.values():
+        page.context.close()
+
+
+@pytest.fixture
+def anew(windows, addresses):
+    """Open the page of a picture as if nobody had touched it."""
+
+    def go(name: str, kind: str = "desktop", scene: str = ""):
+        page = windows[kind]
+        page.goto("about:blank")
+        page.mouse.move(0, 0)
+        page.goto(addresses[name] + scene)
+        return page
+
+    return go
+
+
 def scene_in(page, name: str, change: dict) -> dict:
     hook = f"live['{name}']"
     return page.evaluate(
@@ -315,9 +343,8 @@ HANDLES = {  # the first thing with a hand on it, and what it moves: to the righ
 
 
 @pytest.mark.parametrize("name", HANDLES)
-def test_the_keyboard_alone(browser, addresses, name):
-    page = browser.new_page()
-    page.goto(addresses[name])
+def test_the_keyboard_alone(anew, name):
+    page = anew(name)
     handle = page.locator(f"#live-{name} svg [tabindex='0']").first
     reach(page, handle)
     ring = handle.locator(".live-touch").evaluate("e => getComputedStyle(e).stroke")
@@ -332,12 +359,10 @@ def test_the_keyboard_alone(browser, addresses, name):
         assert (page.evaluate(place) - before) * way > 0, key
     assert handle.get_attribute("aria-label") != label, "its name does not tell where it is"
     page.wait_for_function(f"document.querySelector('#live-{name} [role=status]').textContent")
-    page.close()
 
 
-def test_the_push_is_turned_with_the_keyboard(browser, addresses):
-    page = browser.new_page()
-    page.goto(addresses["jacobian"])
+def test_the_push_is_turned_with_the_keyboard(anew):
+    page = anew("jacobian")
     tip = page.locator("#live-jacobian .live-tip")
     reach(page, tip)
     before = page.evaluate("live.jacobian.state().push")
@@ -345,32 +370,27 @@ def test_the_push_is_turned_with_the_keyboard(browser, addresses):
     page.keyboard.press("Shift+ArrowDown")
     after = page.evaluate("live.jacobian.state().push")
     assert [a - b for a, b in zip(after, before, strict=True)] == pytest.approx([-0.05, -0.25])
-    page.close()
 
 
 @pytest.mark.parametrize("name", HANDLES)
-def test_a_finger(browser, addresses, name):
-    context = browser.new_context(viewport=PHONE, has_touch=True, is_mobile=True)
-    page = context.new_page()
-    page.goto(addresses[name])
+def test_a_finger(anew, name):
+    page = anew(name, "phone")
     handle = page.locator(f"#live-{name} svg [tabindex='0']").first
     box = handle.locator(".live-touch").bounding_box()
     assert min(box["width"], box["height"]) >= 34, "too small for a finger"
     place = f"live['{name}'].state().{HANDLES[name][1]}"
     before = page.evaluate(place)
     x, y = centre(handle.locator(".live-dot"))
-    touch = context.new_cdp_session(page)
+    touch = page.context.new_cdp_session(page)
     for kind, far in [("Start", 0), ("Move", -10), ("Move", -25), ("End", None)]:
         at = [] if far is None else [{"x": x, "y": y + far}]
         touch.send("Input.dispatchTouchEvent", {"type": f"touch{kind}", "touchPoints": at})
     page.wait_for_function(f"before => {place} > before", arg=before)
     assert page.evaluate("scrollY") == 0, "the page moved under the finger"
-    context.close()
 
 
-def test_a_token_is_dragged_along_the_order(browser, addresses):
-    page = browser.new_page()
-    page.goto(addresses["mask"])
+def test_a_token_is_dragged_along_the_order(anew):
+    page = anew("mask")
     token = page.locator("#live-mask .live-token").nth(0).locator(".live-dot")
     others = [page.locator("#live-mask .live-token").nth(i).locator(".live-dot") for i in (3, 4)]
     (x, y), (u, _), (v, _) = centre(token), *map(centre, others)
@@ -379,12 +399,10 @@ def test_a_token_is_dragged_along_the_order(browser, addresses):
     page.mouse.move((u + v) / 2 + 5, y, steps=5)
     page.mouse.up()
     assert page.evaluate("live.mask.state().order") == [1, 2, 3, 4, 0, 5, 6, 7]
-    page.close()
 
 
-def test_a_push_is_dragged(browser, addresses):
-    page = browser.new_page()
-    page.goto(addresses["jacobian"])
+def test_a_push_is_dragged(anew):
+    page = anew("jacobian")
     tip = page.locator("#live-jacobian .live-tip .live-touch")
     x, y = centre(tip)
     page.mouse.move(x, y)
@@ -392,7 +410,6 @@ def test_a_push_is_dragged(browser, addresses):
     page.mouse.move(x - 60, y + 10, steps=4)
     page.mouse.up()
     assert centre(tip) == pytest.approx((x - 60, y + 10), abs=2), "it is not under the pointer"
-    page.close()
 
 
 SLIDERS = {
@@ -424,6 +441,7 @@ def test_every_slider_changes_the_number(opened, name):
 @pytest.mark.parametrize("name", ["crowd", "ties", "sink"])
 def test_play_runs_to_the_end_and_stops_at_a_hand(browser, addresses, name):
     page = browser.new_page()
+    page.clock.install()
     page.goto(addresses[name])
     slider = page.locator(f"#live-{name} input[type=range]").first
     button = page.locator(f"#live-{name} [value=play]")
@@ -444,63 +462,52 @@ def test_play_runs_to_the_end_and_stops_at_a_hand(browser, addresses, name):
     page.keyboard.press("ArrowLeft")
     assert button.inner_text() == "Play", "it runs on under another hand"
     button.click()
-    page.wait_for_function(
-        "document.querySelector('[value=play]').textContent === 'Play'", timeout=20_000
-    )
+    page.clock.fast_forward(10_000)  # it takes six seconds, or eight
+    page.wait_for_function("document.querySelector('[value=play]').textContent === 'Play'")
     assert float(page.evaluate(place)) == float(slider.get_attribute("max"))
     page.close()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_moves_by_itself_where_that_is_not_wanted(browser, addresses, name):
-    with browser.new_context(reduced_motion="reduce") as context:
-        page = context.new_page()
-        page.goto(addresses[name])
-        assert page.locator("[value=play]:visible").count() == 0
-        durations = page.locator(".live *").evaluate_all(
-            "all => all.map((e) => getComputedStyle(e).transitionDuration)"
-        )
-        assert set(durations) == {"0s"}
+def test_nothing_moves_by_itself_where_that_is_not_wanted(anew, windows, name):
+    windows["desktop"].emulate_media(reduced_motion="reduce")
+    page = anew(name)
+    assert page.locator("[value=play]:visible").count() == 0
+    durations = page.locator(".live *").evaluate_all(
+        "all => all.map((e) => getComputedStyle(e).transitionDuration)"
+    )
+    page.emulate_media(reduced_motion="no-preference")
+    assert set(durations) == {"0s"}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_fits_a_phone_and_is_hidden_without_scripts(browser, addresses, name):
-    page = browser.new_page(viewport=PHONE)
-    page.goto(addresses[name])
+def test_it_fits_a_phone_and_is_hidden_without_scripts(anew, name):
+    page = anew(name, "phone")
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     assert page.locator(f"#live-{name} svg").first.bounding_box()["width"] > 300
     assert overlaps(page, f"#live-{name} .live-chart text") == []
-    page.close()
-    with browser.new_context(java_script_enabled=False) as still:
-        page = still.new_page()
-        page.goto(addresses[name])
-        assert not page.locator(f"#live-{name}").is_visible()
+    assert not anew(name, "still").locator(f"#live-{name}").is_visible()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_address_keeps_the_scene(browser, addresses, name):
-    page = browser.new_page()
-    page.goto(addresses[name])
+def test_the_address_keeps_the_scene(anew, name):
+    page = anew(name)
     assert "#" not in page.url, "the address changes by itself"
     slider = page.locator(f"#live-{name} input[type=range]").last
     slider.focus()
     page.keyboard.press("ArrowRight")
     told = shown(page, NUMBERS[name])
     page.wait_for_url("**#live=*")
-    copied = page.url
-    page.goto("about:blank")
-    page.goto(copied)
-    assert shown(page, NUMBERS[name]) == told
+    scene = page.url[page.url.index("#") :]
+    assert shown(anew(name, scene=scene), NUMBERS[name]) == told
     for broken in (
         "#live=",
         "#live=[1,2",
         '#live={"tokens":3,"order":"x","n":7,"push":1,"nudge":2}',
     ):
-        page.goto("about:blank")
-        page.goto(addresses[name] + broken)
+        anew(name, scene=broken)
         assert page.locator(f"#live-{name}").is_visible()
         assert number(shown(page, NUMBERS[name])) > 0
-    page.close()
 
 
 @pytest.mark.parametrize("name", ["attention", "teaser"])
@@ -508,14 +515,16 @@ def test_no_count_lies_across_an_arrow(opened, name):
     """At the start, the numbers of copies stand clear of the arrows."""
     hit = opened[name].evaluate(
         """() => {
-            const covers = (text, path) => {
-                const {x, y, width, height} = text.getBBox(), far = path.getTotalLength();
-                return Array.from({length: 2000}, (_, i) => path.getPointAtLength(far * i / 2000)).some((p) =>
+            const points = [...document.querySelectorAll(".live-nudge, .live-answer")].flatMap((path) => {
+                const far = path.getTotalLength();
+                return Array.from({length: 2000}, (_, i) => path.getPointAtLength(far * i / 2000));
+            });
+            const hit = (text) => {
+                const {x, y, width, height} = text.getBBox();
+                return points.some((p) =>
                     p.x > x + 0.02 && p.x < x + width - 0.02 && p.y > y + 0.03 && p.y < y + height - 0.03);
             };
-            const paths = [...document.querySelectorAll(".live-nudge, .live-answer")];
-            const texts = [...document.querySelectorAll(".live-notes text")];
-            return texts.filter((t) => paths.some((p) => covers(t, p))).map((t) => t.textContent);
+            return [...document.querySelectorAll(".live-notes text")].filter(hit).map((t) => t.textContent);
         }"""
     )
     assert hit == []

@@ -72,9 +72,9 @@ def paper_faults(page, name: str) -> list[str]:
     """What is wrong in print; what is folded is open by now."""
     page.set_viewport_size(PAPER)
     page.emulate_media(media="print")
-    page.wait_for_timeout(200)
+    page.evaluate("bookChecks.drawn()")
     faults = [] if name in GENERATED else check(page, "paper")
-    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    page.evaluate("bookChecks.boxSeenFormulas(); dispatchEvent(new Event('afterprint'))")
     page.emulate_media(media="screen")
     return faults
 
@@ -89,7 +89,7 @@ def desktop_faults(page, name: str) -> list[str]:
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
         page.wait_for_selector(f"html[data-theme={scheme}]")
-        faults += [f"{scheme}: {x}" for x in check(page, "contrast", "figures")]
+        faults += [f"{scheme}: {x}" for x in check(page, "contrast", "links", "figures")]
     return faults
 
 
@@ -113,7 +113,7 @@ def test_a_page_that_opens_in_the_dark(browser, site):
         page = watched.open(f"{site}/book/index.html").page
         assert page.evaluate("document.documentElement.dataset.theme") == "dark"
         page.evaluate("bookChecks.openAll()")
-        assert watched.faults + check(page, "contrast", "figures") == []
+        assert watched.faults + check(page, "contrast", "links", "figures") == []
 
 
 def test_a_wider_window_joins_formulas_again(phone, site):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from bs4 import BeautifulSoup
+from lxml.html import fromstring
 
 ROOT = Path(__file__).resolve().parents[2]
 HTML = ROOT / "_build" / "html"
@@ -16,8 +16,8 @@ CHAPTERS = [c["file"] for part in PARTS if part.get("numbered") for c in part["c
 
 
 def time_line(page: str) -> str:
-    html = (HTML / f"{page}.html").read_text(encoding="utf8")
-    return BeautifulSoup(html, "lxml").find(class_="reading-time").get_text()
+    html = fromstring((HTML / f"{page}.html").read_text(encoding="utf8"))
+    return html.find_class("reading-time")[0].text_content()
 
 
 def minutes(page: str) -> int:
@@ -42,15 +42,15 @@ def test_an_advanced_chapter(page):
 
 
 @pytest.mark.parametrize("page", ["book/index", PATH[0], PATH[-1]])
-def test_the_contents_mark_the_main_path(page, desktop, site):
-    contents = desktop.open(f"{site}/{page}.html").page.locator(".bd-sidebar-primary")
+def test_the_contents_mark_the_main_path(page, in_tex, site):
+    contents = in_tex.open(f"{site}/{page}.html").page.locator(".bd-sidebar-primary")
     marks = contents.locator("a:has(.path-mark)")
     assert marks.count() == len(PATH)
     assert contents.get_by_role("img", name="Main path:").count() == len(PATH)
 
 
-def test_the_main_path_can_be_walked_by_its_links(desktop, site):
-    page = desktop.open(f"{site}/{PATH[0]}.html").page
+def test_the_main_path_can_be_walked_by_its_links(in_tex, site):
+    page = in_tex.open(f"{site}/{PATH[0]}.html").page
     for onward in PATH[1:]:
         page.locator(".path-next a").click()
         page.wait_for_url(f"**/{onward}.html")
