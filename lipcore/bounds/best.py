@@ -214,5 +214,8 @@ def _by_gap(attention: Attention, head: int, n: int | None, log_a: float, radius
 
 
 def _in_double(attention: Attention, head: int) -> Attention:
-    """Return one head in float64, since KᵀQ in float32 may lose the digits of the score gap."""
-    return attention.head(head).to(torch.float64)
+    """Return one head in the dimensions that it reads, which changes neither gap nor norms.
+
+    It is in float64, since KᵀQ in float32 may lose the digits of the score gap.
+    """
+    return attention.head(head).to(torch.float64).compressed()[0]

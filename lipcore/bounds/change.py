@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lipcore._checks import check_number, check_scores
 from lipcore.attention import Attention
-from lipcore.bounds._matrices import product_norm, spread_and_reach, square_root
+from lipcore.bounds._matrices import norms, product_norm, spread_and_reach, square_root
 from lipcore.bounds.best import best_upper
 from lipcore.bounds.layer import check_covered, join_heads, output_roots, rounded_up
 from lipcore.bounds.local import nonnegative_norm_upper
@@ -307,8 +307,8 @@ def _heads_at(attention: Attention, X: Tensor) -> tuple[Attention, _Heads, _Head
 
     def with_values(matrices: Tensor, values: Tensor) -> _Heads:
         spread, reach = spread_and_reach(log_p, values)
-        norms = torch.linalg.matrix_norm(matrices, 2)[:, None]
-        return _Heads(value=norms, value_spread=spread, value_reach=reach, **parts)
+        value = norms(matrices)[:, None]
+        return _Heads(value=value, value_spread=spread, value_reach=reach, **parts)
 
     alone = with_values(attention.value, values)
     left = output_roots(attention)
@@ -328,5 +328,5 @@ def _in_scores(attention: Attention, queries: Tensor, keys: Tensor) -> tuple[Ten
         seen = keys @ square_root(query.mT).mT
         pull = (queries @ square_root(attention.key.mT).mT).norm(dim=-1)
         return seen, pull, product_norm(query, attention.key)
-    norm_q, norm_k = (torch.linalg.matrix_norm(M, 2) for M in (query, attention.key))
+    norm_q, norm_k = (norms(M) for M in (query, attention.key))
     return norm_q[:, None, None] * keys, norm_k[:, None] * queries.norm(dim=-1), norm_q * norm_k

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lipcore._checks import check_count, check_head, check_number
 from lipcore.bounds._logarithms import exp, finish, log_
+from lipcore.bounds._matrices import remembered
 from lipcore.bounds.gap import score_gap
 
 #: How many places between the crowd and its leader are tried.
@@ -322,6 +323,7 @@ def _torn_between(A: Tensor, V: Tensor, n: int | None, radius: float) -> _Found 
     return torch.stack([0 * w, w, -w]), reached, counts
 
 
+@remembered
 def _pulled_most(V: Tensor, B: Tensor) -> Tensor:
     """Return a unit w with a large ‖Vw‖ ‖Bw‖, for norms one: at least half.
 
@@ -383,10 +385,9 @@ def _log_copy_ratios(n: int | None, lead: Tensor, offsets: Tensor) -> Tensor:
 def _balanced(A: Tensor, V: Tensor, n: int | None, radius: float) -> _Found | None:
     """Return the best v, α, t of a grid, or None where there is no balanced query."""
     A, V, n, radius = _checked(A, V, n, radius)
-    _, sizes, right = torch.linalg.svd(A)
-    if len(A) < 2 or (n is not None and n < 3) or sizes[0] == 0 or radius == 0:
+    if len(A) < 2 or (n is not None and n < 3) or radius == 0 or not bool(A.any()):
         return None
-    crowd = torch.cat([right[sizes > 1e-9 * sizes[0]], score_gap(A)[1][None]])
+    crowd = _crowd_places(A)
     image = crowd @ A.mT
     sizes = image.norm(dim=-1)
     lead = image / sizes[:, None]
@@ -408,6 +409,13 @@ def _balanced(A: Tensor, V: Tensor, n: int | None, radius: float) -> _Found | No
     shares = each / float(min(n or 1, _MOST))
     counts = _counts(torch.stack([1 - 2 * shares, shares, shares]), n)
     return tokens, value[first, second, k].item(), counts
+
+
+@remembered
+def _crowd_places(A: Tensor) -> Tensor:
+    """Return A's right singular vectors and the score gap's u, as rows."""
+    _, sizes, right = torch.linalg.svd(A)
+    return torch.cat([right[sizes > 1e-9 * sizes[0]], score_gap(A)[1][None]])
 
 
 def _log_crowds(n: int | None, leads: Tensor) -> tuple[Tensor, Tensor]:
@@ -474,6 +482,7 @@ def _rounded(log_mass: Tensor, n: int) -> Tensor:
     return copies.clamp(min=0).log()  # −∞ where no crowd is left
 
 
+@remembered
 def _across(V: Tensor, lead: Tensor) -> tuple[Tensor, Tensor]:
     """Return for each unit ``lead`` the unit e ⊥ to it that V stretches most, and ‖Ve‖."""
     restricted = V - (V @ lead[:, :, None]) * lead[:, None, :]

@@ -8,14 +8,13 @@ dual is one convex function of one variable, and replaces a search from many sta
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from lipcore._checks import check_real_tensor, check_square
 from lipcore.bounds._logarithms import smallest
-from lipcore.bounds._matrices import rank_of
+from lipcore.bounds._matrices import rank_of, remembered
 
 #: Eigenvalues within these relative distances are tried as one multiple eigenvalue, at a kink.
 _MULTIPLE = (1e-14, 1e-12, 1e-10, 1e-8)
@@ -35,7 +34,6 @@ def score_gap(A: Tensor) -> tuple[float, Tensor]:
     one (Pataki 1998). It is convex in μ, and its eigenvectors give the maximiser;
     :prf:ref:`thm-score-gap` says how the gap depends on A. The tests enclose the gap of heads of
     many kinds between its value at u and the dual, in interval arithmetic, to a relative 1e-12.
-    value at u and the dual, both in interval arithmetic, to a relative 1e-12.
 
     Parameters
     ----------
@@ -61,15 +59,8 @@ def score_gap(A: Tensor) -> tuple[float, Tensor]:
     >>> round(gap, 9)
     3.0
     """
-    A = check_square("A", A).detach().double()
-    scaled, basis, size = _compress(A)
-    if size == 0:
-        return 0.0, torch.eye(len(A), dtype=A.dtype, device=A.device)[0]
-    _, mu = _solved(scaled)
-    candidates = torch.stack([_primal(scaled, mu, within) for within in _MULTIPLE])
-    gaps = _gap(scaled, candidates)
-    best = int(gaps.argmax())
-    return size * gaps[best].item(), basis @ candidates[best]
+    gap, u = _maximum(check_square("A", A).double())
+    return gap, u.clone()
 
 
 def score_gap_upper(A: Tensor, offset: Tensor | None = None) -> float:
@@ -113,8 +104,7 @@ def score_gap_upper(A: Tensor, offset: Tensor | None = None) -> float:
             raise ValueError(f"offset: expected {len(A)} entries as A has, got {len(offset)}")
         if bool(offset.any()):
             return _affine_dual(A, offset)
-    scaled, _, size = _compress(A)
-    return size * max(_solved(scaled)[0], 0.0) if size else 0.0
+    return _upper(A)
 
 
 def eigen_gamma(A: Tensor) -> tuple[float, Tensor]:
@@ -178,18 +168,33 @@ def _gap(A: Tensor, u: Tensor) -> Tensor:
     return image.norm(dim=-1) - (u * image).sum(-1)
 
 
-def _solved(A: Tensor) -> tuple[float, float]:
-    """Return the least value of the dual and its μ, for ‖A‖₂ = 1; cached for repeated use."""
-    return _dual(A.cpu().numpy().tobytes(), len(A))
+@remembered
+def _maximum(A: Tensor) -> tuple[float, Tensor]:
+    """Return the gap and its query."""
+    scaled, basis, size = _compress(A)
+    if size == 0:
+        return 0.0, torch.eye(len(A), dtype=A.dtype, device=A.device)[0]
+    _, mu = _dual(scaled)
+    candidates = torch.stack([_primal(scaled, mu, within) for within in _MULTIPLE])
+    gaps = _gap(scaled, candidates)
+    best = int(gaps.argmax())
+    return size * gaps[best].item(), basis @ candidates[best]
 
 
-@lru_cache(maxsize=8)
-def _dual(entries: bytes, d: int) -> tuple[float, float]:
-    """Bisect on the slope 1 − ‖Ae‖²/4μ², where e is the top eigenvector.
+@remembered
+def _upper(A: Tensor) -> float:
+    """Return the value of the dual."""
+    scaled, _, size = _compress(A)
+    return size * max(_dual(scaled)[0], 0.0) if size else 0.0
 
-    As ‖Au‖ = 2μ at the optimum and ‖A‖/4 ≤ g_A ≤ 2‖Au‖, the optimal μ lies in [1/16, 1/2].
+
+@remembered
+def _dual(A: Tensor) -> tuple[float, float]:
+    """Return the least value of the dual and its μ, for ‖A‖₂ = 1.
+
+    Bisect on the slope 1 − ‖Ae‖²/4μ², where e is the top eigenvector. As ‖Au‖ = 2μ at the optimum
+    and ‖A‖/4 ≤ g_A ≤ 2‖Au‖, the optimal μ lies in [1/16, 1/2].
     """
-    A = torch.frombuffer(bytearray(entries), dtype=torch.float64).reshape(d, d)
     gram = A.mT @ A
     symmetric = (A + A.mT) / 2
     low = 1 / 16
@@ -206,6 +211,7 @@ def _dual(entries: bytes, d: int) -> tuple[float, float]:
     return best
 
 
+@remembered
 def _affine_dual(A: Tensor, c: Tensor) -> float:
     """Return the least value of the dual with an offset.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from lipcore._checks import check_count, check_number
 from lipcore.attention import Attention
 from lipcore.bounds._logarithms import finish, log_, log_add, log_sum, log_times
-from lipcore.bounds._matrices import product_norm, square_root
+from lipcore.bounds._matrices import norms, product_norm, square_root
 from lipcore.bounds.sequences import log_general
 from lipcore.cross import CrossAttention
 
@@ -83,8 +83,7 @@ def _score_sizes(attention: Attention) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if attention.rotary is None:
         offsets = (key * biases[0][..., None]).sum(-2).norm(dim=-1)  # ‖Kᵀb‖
         return scale * product_norm(query, key), scale * offsets, none + 1, none
-    norm_q = torch.linalg.matrix_norm(query, 2)
-    norm_k = torch.linalg.matrix_norm(key, 2)
+    norm_q, norm_k = (norms(M) for M in (query, key))
     query_offset, key_offset = (bias.norm(dim=-1) for bias in biases)
     return scale * norm_q, scale * query_offset, norm_k, key_offset
 
@@ -121,20 +120,20 @@ def join_heads(attention: Attention, alone: Tensor, projected: Tensor) -> Tensor
     joined = alone.square().sum(-1).sqrt()
     if attention.output is None:
         return joined
-    return torch.minimum(torch.linalg.matrix_norm(attention.output, 2) * joined, projected.sum(-1))
+    return torch.minimum(norms(attention.output) * joined, projected.sum(-1))
 
 
 def log_join(attention: Attention, bounds: Sequence[float]) -> float:
     """Return :func:`join_heads` in logarithms, from bounds for ‖V_h‖₂ = 1, which are multiplied."""
 
     def heads(matrices: Tensor) -> list[float]:
-        norms = torch.linalg.matrix_norm(matrices.double(), 2).tolist()
-        return [log_times(bound, log_(norm)) for bound, norm in zip(bounds, norms, strict=True)]
+        sizes = norms(matrices.double()).tolist()
+        return [log_times(bound, log_(size)) for bound, size in zip(bounds, sizes, strict=True)]
 
     joined = log_sum(2 * value for value in heads(attention.value)) / 2
     if attention.output is None:
         return joined
-    norm_w = torch.linalg.matrix_norm(attention.output.double(), 2).item()
+    norm_w = norms(attention.output.double()).item()
     through = output_roots(attention) @ attention.value.double()
     return min(log_times(joined, log_(norm_w)), log_sum(heads(through)))
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lipcore._checks import check_scores
 from lipcore.attention import Attention, rotate
-from lipcore.bounds._matrices import covariances, second_moments, square_root
+from lipcore.bounds._matrices import covariances, norms, second_moments, square_root
 from lipcore.bounds.layer import check_covered, join_heads, output_roots, rounded_up
 from lipcore.cross import CrossAttention
 
@@ -155,7 +155,7 @@ class _Heads:
             value = left @ value
             own = left[:, None] @ own
             spread = left[:, None] @ spread @ left[:, None].mT
-        mixing = torch.linalg.matrix_norm(value, 2) * self.norm_p
+        mixing = norms(value) * self.norm_p
         keys = (_largest_norm(spread) * self.seen).sqrt()
         return self.there * torch.stack([mixing, _largest_norm(own), keys], dim=-1)
 
@@ -182,17 +182,18 @@ def _heads_at(layer: Attention | CrossAttention, X: Tensor) -> _Heads:
     queries, keys, values = layer.project(X)  # (heads, n, k), (heads, n, k), (heads, n, p)
     check_scores(queries, keys)
     P = layer.row_weights(queries, keys, slice(0, queries.shape[-2]))  # (heads, n, n)
+    # products of weights below the normal numbers are slow, and exp loses the digits of such weights
+    P = torch.where(P < torch.finfo(P.dtype).tiny, 0, P)
     # only differences of values and keys matter; centred, their covariances lose fewer digits
     v = values - values.mean(-2, keepdim=True)
     k = keys - keys.mean(-2, keepdim=True)
     own = covariances(P, v, k)  # V C_i Kᵀ
     seen = second_moments(P.mT, queries, queries)  # Σ_i P_ij q_i q_iᵀ
-    if attention.rotary is not None:  # undo the rotations, which changes no norm
-        own = _rotate_columns(own, -attention.angles(queries.shape[-2]))
-        angles = attention.angles(keys.shape[-2])
-        seen = _rotate_columns(_rotate_columns(seen, -angles).mT, -angles)
     query_root = square_root((attention.scale * attention.query).mT)[:, None]
     key_root = square_root(attention.key.mT)[:, None]
+    if attention.rotary is not None:  # the scores are those of turned queries and keys
+        query_root = _turned(query_root, attention.angles(queries.shape[-2]))
+        key_root = _turned(key_root, attention.angles(keys.shape[-2]))
     return _Heads(
         value=attention.value,
         norm_p=nonnegative_norm_upper(P),
@@ -203,9 +204,9 @@ def _heads_at(layer: Attention | CrossAttention, X: Tensor) -> _Heads:
     )
 
 
-def _rotate_columns(matrices: Tensor, angles: Tensor) -> Tensor:
-    """Rotate the rows (as vectors) of the matrices (heads, n, r, k) by the angle of their token."""
-    return rotate(matrices.movedim(1, 2), angles).movedim(2, 1)
+def _turned(root: Tensor, angles: Tensor) -> Tensor:
+    """Return the root (heads, 1, r, k) for every position, its rows rotated: (heads, n, r, k)."""
+    return rotate(root.movedim(1, 2), angles).movedim(2, 1)
 
 
 def _largest_norm(matrices: Tensor) -> Tensor:
@@ -216,9 +217,9 @@ def _largest_norm(matrices: Tensor) -> Tensor:
     """
     frobenius = torch.linalg.matrix_norm(matrices)  # (heads, n)
     heads = torch.arange(len(matrices), device=matrices.device)
-    best = torch.linalg.matrix_norm(matrices[heads, frobenius.argmax(-1)], 2)
+    best = norms(matrices[heads, frobenius.argmax(-1)])
     head, token = torch.nonzero(frobenius > best[:, None], as_tuple=True)
     if len(head) == 0:
         return best
-    others = torch.linalg.matrix_norm(matrices[head, token], 2)
+    others = norms(matrices[head, token])
     return best.scatter_reduce(0, head, others, "amax")

@@ -17,9 +17,9 @@ from lipcore._checks import check_count, check_number, check_real_tensor, check_
 from lipcore.attention import Attention
 from lipcore.bounds._columns import log_column_sum
 from lipcore.bounds._logarithms import log_
-from lipcore.bounds._matrices import product_norm, square_root
+from lipcore.bounds._matrices import norms, product_norm, square_root
 from lipcore.bounds.gap import score_gap_upper
-from lipcore.bounds.layer import check_covered, join_heads
+from lipcore.bounds.layer import check_covered, join_heads, output_roots
 from lipcore.jacobian import AttentionJacobian
 from lipcore.operators import LinearOperator
 from lipcore.spectral import spectral_norm
@@ -346,21 +346,27 @@ def normalised_upper(attention: Attention, norm: Normalisation, *, n: int) -> fl
     shift = root * (own + found.query * mixing)  # own: √d ‖ΠGA‖
 
     def heads(values: Tensor) -> Tensor:
-        scaled = torch.linalg.matrix_norm(_centre(norm, values * gain), 2)
-        return torch.linalg.matrix_norm(values, 2) * mixing + scaled * shift
+        return norms(values) * mixing + norms(_centre(norm, values * gain)) * shift
 
-    return join_heads(attention, heads(attention.value), heads(attention.value_matrices())).item()
+    alone = heads(attention.value)
+    left = output_roots(attention)
+    projected = alone if left is None else heads(left @ attention.value)
+    return join_heads(attention, alone, projected).item()
 
 
 def _score_gaps(attention: Attention, norm: Normalisation) -> list[float]:
     """Return for each head a bound of (A_hx + c_h)·(y − x) over x, y in the ellipsoid."""
     gain = norm.gain.double()
     root = math.sqrt(attention.d)
+    centres = attention.query @ norm.bias.double()  # the queries at the ellipsoid's centre
+    if attention.query_bias is not None:
+        centres = centres + attention.query_bias
     gaps = []
-    for A, c in zip(attention.score_matrices(), attention.score_offsets(), strict=True):
-        scores = _centre(norm, _centre(norm, gain[:, None] * A * gain).mT).mT
-        offset = _centre(norm, gain * (A @ norm.bias.double() + c))
-        gaps.append(root**2 * score_gap_upper(scores, offset / root))
+    for query, key, centre in zip(attention.query, attention.key, centres, strict=True):
+        query, key = (_centre(norm, M * gain) for M in (query, key))
+        frame = torch.linalg.qr(torch.cat([query, key]).mT).Q  # only what the head reads counts
+        reads = attention.scale * (key @ frame).mT
+        gaps.append(root**2 * score_gap_upper(reads @ query @ frame, reads @ centre / root))
     return gaps
 
 

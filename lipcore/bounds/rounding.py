@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lipcore._checks import check_scores
 from lipcore.attention import Attention
-from lipcore.bounds._matrices import spread_and_reach
+from lipcore.bounds._matrices import norms, spread_and_reach
 from lipcore.bounds.layer import check_covered, join_heads, output_roots, rounded_up
 from lipcore.masks import mask_scores_
 
@@ -160,8 +160,8 @@ def _at(attention: Attention, X: Tensor, dtype: torch.dtype, sources: tuple[str,
     left = output_roots(attention)
     if left is None:
         return join_heads(attention, alone, alone)
-    norms = torch.linalg.matrix_norm(left, 2)[:, None]
-    return join_heads(attention, alone, rows(values @ left.mT, norms * value_errors))
+    projected = rows(values @ left.mT, norms(left)[:, None] * value_errors)
+    return join_heads(attention, alone, projected)
 
 
 def largest_error(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -337,8 +337,13 @@ def held_out(seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
     return sequences([torch.Generator().manual_seed(10_000 + seed) for seed in seeds], HELD_OUT)
 
 
-def measure(trained: Trained, seeds: Sequence[int] = SEEDS) -> dict[str, Tensor]:
-    """Return results of the networks on held-out sequences: one number a seed for each question."""
+def measure(
+    trained: Trained, seeds: Sequence[int] = SEEDS, *, radii: Sequence[float] = RADII
+) -> dict[str, Tensor]:
+    """Return results of the networks on held-out sequences: one number a seed for each question.
+
+    Attacks move tokens by each of the radii.
+    """
     X, answers = held_out(seeds)
     clear = margins(trained, X, answers)
     scores = logits(trained.parameters, X, trained.qk_norm)
@@ -364,7 +369,7 @@ def measure(trained: Trained, seeds: Sequence[int] = SEEDS) -> dict[str, Tensor]
         "sigma network": whole.mean(-1),
         "margin over sigma": (clear[:, :MEASURED] / whole).median(-1).values,
     }
-    for radius in RADII:
+    for radius in radii:
         found[f"attacked {radius:g}"] = _share(attacked(trained, X, answers, radius) > 0)
     for kind in ("int8", "bfloat16"):
         moved = logits(rounded(trained.parameters, kind), X, trained.qk_norm)

@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 KEPT = 200  # executed notebooks, so that reverting an edit costs nothing
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+# Large arrays that come and go are then taken from memory that is there, not asked of the system each time.
+REUSED = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**30)}
 KERNEL = re.compile(r"\A(---\n.*?\bdisplay_name: *)[^,}\n]*", re.DOTALL)
 BORROWED = re.compile(r"\{glue[^}]*\}`[^`]*::|^:doc: ", re.MULTILINE)  # values of another page
 
@@ -90,12 +92,11 @@ def states(app: Sphinx) -> States:
 
 
 def use_this_checkout(app: Sphinx, config) -> None:
-    """Let notebooks import the package beside them, not an installed copy, and use one thread each."""
+    """Let notebooks import the package beside them, not an installed copy; set their threads and memory."""
     root = str(app.srcdir)
     sys.path.insert(0, root)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-    for name in ONE_THREAD:
-        os.environ[name] = "1"
+    os.environ.update(dict.fromkeys(ONE_THREAD, "1") | REUSED)
 
 
 def read_notebook(env, docname: str, text: str):

@@ -230,6 +230,10 @@ def test_measured_sigma_is_that_of_the_layers(some, monkeypatch):
     ]
     wanted = torch.maximum(*layers).mean(-1)
     torch.testing.assert_close(found["sigma attention"], wanted, rtol=1e-3, atol=0)
+    fewer = measure(Trained(parameters, None), (3, 4), radii=(0.5,))
+    left_out = [key for key in found if key.startswith("attacked") and key != "attacked 0.5"]
+    assert list(fewer) == [key for key in found if key not in left_out] and len(left_out) == 2
+    torch.testing.assert_close(fewer["attacked 0.5"], found["attacked 0.5"])
 
 
 def test_what_is_stored_is_complete_and_was_chosen_as_the_page_says():
