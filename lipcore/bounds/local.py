@@ -182,7 +182,7 @@ def _heads_at(layer: Attention | CrossAttention, X: Tensor) -> _Heads:
     queries, keys, values = layer.project(X)  # (heads, n, k), (heads, n, k), (heads, n, p)
     check_scores(queries, keys)
     P = layer.row_weights(queries, keys, slice(0, queries.shape[-2]))  # (heads, n, n)
-    # products of weights below the normal numbers are slow, and exp loses the digits of such weights
+    # products with weights below the normal numbers are slow, and such weights have lost digits
     P = torch.where(P < torch.finfo(P.dtype).tiny, 0, P)
     # only differences of values and keys matter; centred, their covariances lose fewer digits
     v = values - values.mean(-2, keepdim=True)
