@@ -48,7 +48,7 @@ def decimal(x: float, digits: int = 2, *, rounding: str = "nearest") -> str:
     --------
     >>> decimal(-0.0123), decimal(7252.34, 1), decimal(-0.001)
     ('−0.01', '7,252.3', '0.00')
-    >>> decimal(0.9473, rounding="down"), decimal(1.234, rounding="up"), decimal(0.15, rounding="up")
+    >>> decimal(0.947, rounding="down"), decimal(1.234, rounding="up"), decimal(0.15, rounding="up")
     ('0.94', '1.24', '0.15')
     """
     return _fixed(_finite(x), digits, rounding)
@@ -83,7 +83,8 @@ def power(x: float, digits: int = 0, *, rounding: str = "nearest") -> str:
     >>> power(3.2e-11, rounding="up"), power(9.6e3, rounding="down")
     ('4×10⁻¹¹', '9×10³')
     """
-    value, mode = _finite(x), _mode(rounding)
+    value = _finite(x)
+    mode = _mode(rounding)
     if value == 0:
         return "0"
     if mode is not None:
