@@ -16,6 +16,7 @@ from torch import Tensor
 from lipcore._checks import check_count, check_number, check_real_tensor
 from lipcore.attention import Attention
 from lipcore.bounds._logarithms import finish, log_, log_one_plus, log_sizes, log_times
+from lipcore.bounds._matrices import norms, product_norm
 from lipcore.bounds.l2 import distance_spread, log_heads
 from lipcore.bounds.layer import join_heads
 
@@ -57,10 +58,11 @@ def yudin2025_local_upper(attention: Attention, X: Tensor) -> Tensor:
     _check_bilinear(attention)
     P = attention.weights(X)  # (…, heads, n, n)
     peak = softmax_norm_upper(P).amax(-1)  # (…, heads)
-    reach = 2 * torch.linalg.matrix_norm(X, 2)[..., None] ** 2 * _norms(attention.score_matrices())
+    size = attention.scale * product_norm(attention.query, attention.key)  # ‖A_h‖
+    reach = 2 * torch.linalg.matrix_norm(X, 2)[..., None] ** 2 * size
     factors = torch.linalg.matrix_norm(P, 2) + reach * peak
     projected = attention.value_norms() * factors
-    return join_heads(attention, _norms(attention.value) * factors, projected)
+    return join_heads(attention, norms(attention.value) * factors, projected)
 
 
 def softmax_norm_upper(p: Tensor) -> Tensor:
@@ -231,8 +233,3 @@ def _check_bilinear(attention: Attention) -> None:
             raise ValueError(
                 f"attention: expected {name}=None, as the published statement covers no other case"
             )
-
-
-def _norms(matrices: Tensor) -> Tensor:
-    """Return the spectral norms of (heads, ·, ·), shape (heads,)."""
-    return torch.linalg.matrix_norm(matrices, 2)
