@@ -18,7 +18,6 @@ ALLOWED = {
     "measures_and_transport": {"80 %": "width of a band, chosen"},
     "large_radius": {"0.95": "threshold, chosen"},
     "decoders": {"0.1": "description of a picture"},
-    "why_it_grows": {"0.03": "tolerance that a cell asserts"},
     "encoder_in_detail": {
         "0.1": "threshold, chosen; description of a picture",
         "0.4": "the same",
