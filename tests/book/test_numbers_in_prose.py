@@ -37,11 +37,18 @@ BEHIND = {
 CELL = re.compile(r"^```\{code-cell\}.*\n(?P<code>(?:.*\n)*?)```$", re.MULTILINE)
 OPTIONS = re.compile(r"\A---\n(?:.*\n)*?---\n|^:[\w-]+:.*$", re.MULTILINE)
 GLUED = r"\{glue:text\}`(?P<%s>[^`]*)`"
-RANGE = re.compile(
-    r"\b(?:lies?|stays?|vary|varies|exponents?|slopes)\sbetween\s"
-    + GLUED % "low"
-    + r"\sand\s"
-    + GLUED % "high"
+# The ends of a range: said to be, or named so.
+RANGES = (
+    re.compile(
+        r"\b(?:lies?|stays?|vary|varies|exponents?|slopes)\sbetween\s"
+        + GLUED % "low"
+        + r"\sand\s"
+        + GLUED % "high"
+    ),
+    re.compile(
+        r"\{glue:text\}`(?P<low>(?P<name>[^`]*)low(?:_\w+)?(?::[^`]*)?)`[^`.]{0,20}"
+        r"\{glue:text\}`(?P<high>(?P=name)high(?:_\w+)?(?::[^`]*)?)`"
+    ),
 )
 
 SETTING = "a setting, exact as it is written"
@@ -77,7 +84,7 @@ def glued_limits(prose: str) -> dict[str, str]:
         side = side_of(prose[start : match.start()], behind)
         if side:
             found[match["key"]] = side
-    for match in RANGE.finditer(prose):
+    for match in (match for pattern in RANGES for match in pattern.finditer(prose)):
         found |= {match["low"]: "down", match["high"]: "up"}
     return found
 
