@@ -127,7 +127,7 @@ def glued_as(key: str, cells: list[ast.Module]) -> list[ast.expr]:
                     key == first + str(item.value) + last for first, last in frames
                 ):
                     found.append(value)
-    return found or framed
+    return found + framed
 
 
 def state(value: ast.expr, side: str) -> str:
