@@ -123,11 +123,13 @@ def glued_as(key: str, cells: list[ast.Module]) -> list[ast.expr]:
             for item, value in (
                 zip(node.keys, node.values, strict=True) if isinstance(node, ast.Dict) else ()
             ):
-                if isinstance(item, ast.Constant) and any(
-                    key == first + str(item.value) + last for first, last in frames
-                ):
+                if (
+                    isinstance(item, ast.Constant)
+                    and any(key == first + str(item.value) + last for first, last in frames)
+                    and not isinstance(value, ast.Name)
+                ):  # such is written where it is glued
                     found.append(value)
-    return found + framed
+    return found or framed
 
 
 def state(value: ast.expr, side: str) -> str:
@@ -267,6 +269,23 @@ def test_the_other_side_is_red():
 )
 def test_the_words_around_a_number_tell_its_side(before, after, side):
     assert side_of(before, after) == side
+
+
+@pytest.mark.parametrize(
+    ("prose", "ends"),
+    [
+        ("It is {glue:text}`a-low` to {glue:text}`a-high` times that.", ("a-low", "a-high")),
+        (
+            "It runs from {glue:text}`a_low_8:s` to {glue:text}`a_high_8:s`.",
+            ("a_low_8:s", "a_high_8:s"),
+        ),
+        ("It lies between {glue:text}`first` and {glue:text}`last`.", ("first", "last")),
+        ("It rises from {glue:text}`first` to {glue:text}`last`.", ()),
+        ("It is {glue:text}`a-low` here. There it is {glue:text}`a-high`.", ()),
+    ],
+)
+def test_the_ends_of_a_range_are_found(prose, ends):
+    assert glued_limits(prose) == dict(zip(ends, ("down", "up")))
 
 
 @pytest.mark.parametrize(
