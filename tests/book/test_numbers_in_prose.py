@@ -285,7 +285,7 @@ def test_the_words_around_a_number_tell_its_side(before, after, side):
     ],
 )
 def test_the_ends_of_a_range_are_found(prose, ends):
-    assert glued_limits(prose) == dict(zip(ends, ("down", "up")))
+    assert glued_limits(prose) == ({} if not ends else {ends[0]: "down", ends[1]: "up"})
 
 
 @pytest.mark.parametrize(
