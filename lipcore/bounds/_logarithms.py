@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
+from scipy.optimize import minimize_scalar
+
 from lipcore._checks import check_number
 
 
@@ -75,23 +77,8 @@ def with_own_query(log_v: float, log_mixing: float, log_a: float, log: bool) -> 
 
 
 def smallest(function: Callable[[float], float], low: float, high: float) -> float:
-    """Return the least value, by golden section, of a function with one valley in [low, high]."""
-    ratio = (math.sqrt(5) - 1) / 2
-    left = high - ratio * (high - low)
-    right = low + ratio * (high - low)
-    at_left = function(left)
-    at_right = function(right)
-    for _ in range(40):  # where the valley is smooth, its floor is then known to rounding
-        if at_left <= at_right:
-            high = right
-            right = left
-            at_right = at_left
-            left = high - ratio * (high - low)
-            at_left = function(left)
-        else:
-            low = left
-            left = right
-            at_left = at_right
-            right = low + ratio * (high - low)
-            at_right = function(right)
-    return min(at_left, at_right)
+    """Return the least value, by Brent's method, of a function with one valley in [low, high]."""
+    # where the valley is smooth, its floor is then known to rounding
+    options = {"xatol": 1e-9 * (high - low)}
+    found = minimize_scalar(function, bounds=(low, high), method="bounded", options=options)
+    return float(found.fun)

@@ -59,7 +59,7 @@ def two_dirac_peak(a: float, *, log: bool = False) -> float:
         return -(1 - w + w * inverse) * (w * rare * rare + (1 - w) * common * common * inverse)
 
     # the best w falls from 1/2 to 1/4 as a grows; the small term makes up for rounding
-    log_peak = math.log(-smallest(minus_value, 0.2, 0.55)) + 2 * math.log1p(2 * a) + 1e-14
+    log_peak = math.log(-smallest(minus_value, 0.2, 0.55)) + 2 * math.log1p(2 * a) + 5e-14
     return finish(log_peak, log)
 
 
@@ -85,7 +85,7 @@ def log_seen(n: int, log_across: float) -> float:
     def minus_value(x: float) -> float:  # x = log p/(1−p); the best lies in [0, 1.55]
         return -(x + log_others) / (2 + 2 * math.cosh(x))
 
-    along = -math.sqrt(2) * smallest(minus_value, 0.0, 1.6) * (1 + 1e-14)
+    along = -math.sqrt(2) * smallest(minus_value, 0.0, 1.6) * (1 + 5e-14)
     return math.log(n) / 2 + log_add(math.log1p(along), log_across - math.log(2) / 2)
 
 
