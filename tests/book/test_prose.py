@@ -29,10 +29,7 @@ ALLOWED = {
         "5 %": "level of a test",
         "20 ms": "length of a frame, chosen by the model",
         "0.1": "description of a picture",
-        "0.2": "the same",
         "0.27": "the same",
-        "0.4": "the same",
-        "0.45": "the same",
         "four times as": "arithmetic of an exercise",
     },
 }
