@@ -69,7 +69,7 @@ zip: pdf  ## pack the pages into one archive that opens without a network
 	$(EDITION) zip
 
 editions: zip  ## make the PDF and the archive, and check both
-	$(BIN)/python -m pytest tests/editions -p no:cacheprovider -n auto --dist loadfile
+	$(BIN)/python -m pytest tests/editions -p no:cacheprovider -n auto --dist loadfile --max-worker-restart 0
 
 wheel: $(STAMP)  ## build the wheel of lipcore into dist/
 	rm -rf dist build && $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
@@ -111,7 +111,7 @@ paper: $(STAMP)  ## redo the paper's figures on BERT and GPT-2 (needs the hub; r
 	OMP_NUM_THREADS=1 $(BIN)/python -m lipcore.lab.paper $(BUILD)/paper $(PAPER_FLAGS)
 
 bench: $(STAMP) $(WEIGHTS)  ## time the package against its rivals (some minutes; leave the machine alone), store the table
-	$(BIN)/python -m pytest benchmarks --benchmark-only --benchmark-columns=min,median,rounds --benchmark-json=$(BUILD)/benchmarks.json $(BENCH_FLAGS)
+	$(BIN)/python -m pytest benchmarks --timeout 0 --benchmark-only --benchmark-columns=min,median,rounds --benchmark-json=$(BUILD)/benchmarks.json $(BENCH_FLAGS)
 	$(BIN)/python -m benchmarks.distil $(BUILD)/benchmarks.json book/data/benchmarks.json
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.stops book/data/benchmarks.json
 

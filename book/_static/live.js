@@ -63,7 +63,7 @@ const live = (() => {
 			try { set(JSON.parse(decodeURIComponent(location.hash.split("#live=")[1]))); root.scrollIntoView(); } catch { if (!found) set({}); } // another anchor
 		};
 		root.hidden = false;
-		const { settle, measure, draw, inputs = {}, buttons } = make({ one, form, show, bars, set, state });
+		const { settle, measure, draw, inputs = {}, buttons = {} } = make({ one, form, show, bars, set, state });
 		form.oninput = ({ target: { name, type, value, checked } }) => set(inputs[name]?.(value, scene) ?? { [name]: type === "checkbox" ? checked : value });
 		form.onclick = ({ target: { value } }) => { if (value === "reset") set(START); else if (buttons[value]) set(buttons[value](state())); };
 		for (const key in TRIES) for (const box of document.getElementsByClassName(key)) {

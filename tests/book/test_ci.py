@@ -1,5 +1,7 @@
 """What the workflows run and publish."""
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +57,22 @@ def test_jobs_that_are_called_exist():
 def test_scripts_parse():
     for name in (".ci/run", ".ci/publish", "postBuild"):
         subprocess.run(["bash", "-n", str(ROOT / name)], check=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs GNU's timeout")
+def test_a_part_that_takes_too_long_is_stopped_named_and_counted(tmp_path):
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci")
+    stands_still = 'case $1 in book) sleep 99 ;; *) echo "= 2 passed in 1.00s =" ;; esac'
+    for name, does in (("make", stands_still), ("python3", "exit 1"), ("chromium", "")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "LONGEST_PART": "1s"}
+    done = subprocess.run(
+        [tmp_path / ".ci" / "run"], capture_output=True, text=True, env=environment, timeout=30
+    )
+    assert "== make book: stopped, it takes longer than 1s" in done.stdout
+    assert done.stdout.endswith("\n10 passed, 1 failed\n") and done.returncode == 1
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs bash")

@@ -15,7 +15,7 @@ MOST_STOPS = 700  # a page with more stops of the Tab key than this has a trap, 
 AUDIT = """async () => {
   const off = {enabled: false}, rules = {'color-contrast': off, 'link-in-text-block': off};
   const options = {preload: false, resultTypes: ['violations'], rules};
-  const { violations } = await axe.run(document, options);
+  const { violations } = await bookChecks.within(axe.run(document, options), 'the audit');
   return violations.flatMap((v) => v.nodes.map((n) => `${v.id}: ${v.help}: ${n.html.slice(0, 160)}`));
 }"""
 

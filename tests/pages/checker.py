@@ -73,11 +73,13 @@ def serve(folder: Path):
 class Watched:
     """A window of the browser that remembers what went wrong while its page loaded."""
 
-    def __init__(self, browser, address: str, *, viewport=DESKTOP, dark=False, formulas=True):
+    def __init__(
+        self, browser, address: str, *, viewport=DESKTOP, dark=False, formulas=True, **options
+    ):
         self.host = urlparse(address).netloc
         self.viewport = viewport
         self.scheme = "dark" if dark else "light"
-        self.context = browser.new_context(viewport=viewport, color_scheme=self.scheme)
+        self.context = browser.new_context(viewport=viewport, color_scheme=self.scheme, **options)
         self.context.add_init_script(path=CHECKS)
         if not formulas:
             self.context.add_init_script(IN_TEX)

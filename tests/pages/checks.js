@@ -94,9 +94,15 @@ window.bookChecks = (() => {
       .map((e) => `link like the words around it: ${begins(e)}`);
   };
 
+  // Fails, and says what was waited for, where a promise takes longer than a minute.
+  const within = (promise, what, seconds = window.bookPatience ?? 60) => Promise.race([
+    promise, new Promise((_, fail) => setTimeout(() => fail(new Error(`waited ${seconds} s for ${what}`)), 1000 * seconds)),
+  ]);
+  const frame = () => within(new Promise(requestAnimationFrame), "the next frame");
+
   const loaded = async (images) => {
     images.forEach((e) => { e.loading = "eager"; });
-    await Promise.all(images.map((e) => e.decode().catch(() => {})));
+    await within(Promise.all(images.map((e) => e.decode().catch(() => {}))), "the pictures");
     return images;
   };
   const figures = async () => (await loaded(all("article .cell_output img, article figure img").filter((e) => e.offsetParent))).flatMap((e) => {
@@ -212,14 +218,14 @@ window.bookChecks = (() => {
 
   // Resolves when the mathematics is typeset and nothing moves any more.
   const settled = async () => {
-    await window.MathJax?.startup?.promise;
+    await within(window.MathJax?.startup?.promise, "the mathematics");
     window.bookTypeset ??= performance.now();
-    await document.fonts.ready;
-    await new Promise(requestAnimationFrame);
+    await within(document.fonts.ready, "the fonts");
+    await frame();
   };
   const drawn = async () => {
     await new Promise((done) => setTimeout(done, 0)); // after the events that were sent
-    await new Promise(requestAnimationFrame);
+    await frame();
   };
   // Nothing moves any more. The style leaves out what stands before and after elements: it would be worked out for each of them.
   const still = document.createElement("style");
@@ -245,6 +251,6 @@ window.bookChecks = (() => {
 
   return {
     mathematics, width, contrast, links, figures, content, formulas, scrollingFormulas, code, paper, firstText,
-    boxSeenFormulas, lighten, settled, drawn, stopMotion, openAll, beforePrint,
+    boxSeenFormulas, lighten, within, settled, drawn, stopMotion, openAll, beforePrint,
   };
 })();

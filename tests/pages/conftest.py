@@ -24,11 +24,34 @@ def pytest_generate_tests(metafunc):
         )
 
 
+def listen(context, errors: list[str]) -> None:
+    """Note what scripts do wrong on the pages of a window."""
+    context.on("weberror", lambda e: errors.append(f"script error: {e.error}"))
+    context.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
+
+
 @pytest.fixture(scope="session")
-def browser():
+def errors() -> list[str]:
+    """What scripts did wrong, on any page."""
+    return []
+
+
+@pytest.fixture
+def no_errors(browser, errors):
+    """Scripts do nothing wrong during a test, on any page."""
+    errors.clear()
+    yield
+    for page in [page for context in browser.contexts for page in context.pages]:
+        page.evaluate("0")  # what it says comes after what was noted before
+    assert errors == []
+
+
+@pytest.fixture(scope="session")
+def browser(errors):
     sync_api = pytest.importorskip("playwright.sync_api")
     with sync_api.sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=chromium_path(), args=FLAGS)
+        chromium.on("context", lambda context: listen(context, errors))
         yield chromium
         chromium.close()
 

@@ -23,6 +23,8 @@ from lipcore import Attention, bounds, local_lipschitz
 from lipcore.adversarial import worst_case_inputs
 from lipcore.measures import TwoDirac
 
+pytestmark = pytest.mark.usefixtures("no_errors")
+
 LIMIT = 15_000  # bytes of script a page
 TOLERANCE = 1e-6
 PAGES = {
@@ -495,10 +497,8 @@ def test_dragging_with_the_mouse(in_tex, site):
     [("attention", "tokens[0][1]", (0, 1)), ("two-points", "p", (-1, 0))],
 )
 def test_dragging_with_a_finger(browser, site, name, read, way):
-    context = browser.new_context(viewport=PHONE, has_touch=True, is_mobile=True)
-    page = context.new_page()
-    page.goto(f"{site}/{PAGES[name]}")
-    page.evaluate("window.MathJax.startup.promise.then(() => true)")  # nothing moves any more
+    watched = Watched(browser, site, viewport=PHONE, has_touch=True, is_mobile=True)
+    page = watched.open(f"{site}/{PAGES[name]}").page
     handle = page.locator(f"#live-{name} svg [tabindex='0']").first
     handle.scroll_into_view_if_needed()
     box = handle.locator(".live-touch").bounding_box()
@@ -506,7 +506,7 @@ def test_dragging_with_a_finger(browser, site, name, read, way):
     before = page.evaluate(f"{HOOKS[name]}.state().{read}")
     scrolled = page.evaluate("scrollY")
     start = centre(handle.locator(".live-dot"))
-    touch = context.new_cdp_session(page)
+    touch = page.context.new_cdp_session(page)
     for kind, far in [("Start", 0), ("Move", 20), ("Move", 40), ("Move", 60), ("End", None)]:
         at = (
             []
@@ -519,7 +519,7 @@ def test_dragging_with_a_finger(browser, site, name, read, way):
     followed = sum((m - s) * w for m, s, w in zip(moved, start, way, strict=True))
     assert followed == pytest.approx(60, abs=3), "it does not follow the finger"
     assert page.evaluate("scrollY") == scrolled, "the page moved under the finger"
-    context.close()
+    watched.context.close()
 
 
 def reach(page, handle) -> None:

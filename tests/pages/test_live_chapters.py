@@ -32,6 +32,8 @@ from lipcore.bounds import large_radius
 from lipcore.lab.sink import TOKENS
 from lipcore.measures import TwoDirac
 
+pytestmark = pytest.mark.usefixtures("no_errors")
+
 NAMES = ("jacobian", "crowd", "ties", "mask", "sink")
 NUMBERS = {"jacobian": "norm", "crowd": "norm", "ties": "norm", "mask": "norm", "sink": "constant"}
 EYE = torch.eye(2).double()
@@ -57,17 +59,16 @@ def addresses(tmp_path_factory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def opened(browser, addresses):
-    """A page for each picture, with no error at the end."""
-    pages, errors = {}, []
-    for name in SHARED:
-        pages[name] = browser.new_page()
-        pages[name].on("pageerror", lambda error: errors.append(str(error)))
-        pages[name].goto(addresses[name])
+def opened(browser, addresses, errors):
+    """A page for each picture, with no error when it starts."""
+    errors.clear()
+    pages = {name: browser.new_page() for name in SHARED}
+    for name, page in pages.items():
+        page.goto(addresses[name])
+    assert errors == []
     yield pages
     for page in pages.values():
         page.close()
-    assert errors == []
 
 
 @pytest.fixture(scope="module")
@@ -399,6 +400,19 @@ def test_a_token_is_dragged_along_the_order(anew):
     page.mouse.move((u + v) / 2 + 5, y, steps=5)
     page.mouse.up()
     assert page.evaluate("live.mask.state().order") == [1, 2, 3, 4, 0, 5, 6, 7]
+
+
+@pytest.mark.parametrize("name", sorted({*SHARED} - {"sink"}))
+def test_a_mouse_drags_something_in_every_picture(anew, name):
+    page = anew(name)
+    handle = page.locator(f"#live-{name} svg [tabindex='0']").first
+    x, y = centre(handle.locator(".live-dot"))
+    before = handle.evaluate("e => e.outerHTML")
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x - 30, y - 20, steps=4)
+    page.mouse.up()
+    assert handle.evaluate("e => e.outerHTML") != before, "it stays where it was"
 
 
 def test_a_push_is_dragged(anew):

@@ -9,6 +9,7 @@ table of contents, which is printed again without the rest and takes the place o
 
 from __future__ import annotations
 
+import faulthandler
 import html
 import math
 import os
@@ -35,6 +36,7 @@ LEFT_OUT = (
     "script, style, template, canvas, iframe, button, a.headerlink, .figure-files, img.only-dark, "
     ".d-print-none, .no-print, .toggle-button, .live, .board-filter, .take-away, .page-execution"
 )
+LONGEST = 20 * 60  # seconds a browser may take to print
 SCALE = 0.9  # of paper to screen
 COLUMN, PAGE = round(627 / SCALE), round(948 / SCALE)  # of an A4 page, in pixels of the screen
 # Typeset; without the hidden MathML beside each formula, which no PDF shows and which is wider than its line.
@@ -368,7 +370,7 @@ def browser_path() -> str | None:
 
 @contextmanager
 def launched():
-    """Start a browser that may read files, and end it."""
+    """Start a browser that may read files, and end it; the process ends, too, where it stands still."""
     from playwright.sync_api import sync_playwright
 
     flags = [
@@ -377,10 +379,12 @@ def launched():
         "--allow-file-access-from-files",
         "--disable-dev-shm-usage",
     ]
+    faulthandler.dump_traceback_later(LONGEST, exit=True)  # not every call to a browser has a limit
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=browser_path(), args=flags)
         yield browser
         browser.close()
+    faulthandler.cancel_dump_traceback_later()
 
 
 def print_document(browser, source: Path, target: Path) -> None:
@@ -398,7 +402,7 @@ def print_document(browser, source: Path, target: Path) -> None:
     failed: list[str] = []
     page.on("requestfailed", lambda request: failed.append(request.url))
     page.goto(source.as_uri(), wait_until="load")
-    page.evaluate(READY)
+    page.wait_for_function(READY)
     page.evaluate(FIT, PAGE)
     problems = failed + page.evaluate(ERRORS) + page.evaluate(LEFT) + page.evaluate(CLIPPED, PAGE)
     if problems:
@@ -423,9 +427,10 @@ def print_document(browser, source: Path, target: Path) -> None:
 def print_slides(browser, source: Path, target: Path) -> None:
     """Print the deck; raise if a slide is taller than its page."""
     page = browser.new_page(viewport={"width": 1280, "height": 720}, color_scheme="light")
+    page.set_default_timeout(300_000)
     page.emulate_media(media="print")
     page.goto(source.as_uri(), wait_until="load")
-    page.evaluate(READY)
+    page.wait_for_function(READY)
     tall = page.evaluate(
         "() => [...document.querySelectorAll('.slide')].filter(s => s.scrollHeight > s.clientHeight + 1).map(s => s.id)"
     )
