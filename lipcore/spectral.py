@@ -20,6 +20,7 @@ from scipy.special import betaincinv
 from torch import Tensor
 
 from lipcore._checks import check_count, check_number
+from lipcore._draws import draw_normal
 from lipcore.attention import Attention
 from lipcore.autodiff import arranged
 from lipcore.cross import CrossAttention
@@ -63,8 +64,10 @@ def spectral_norm(
         Largest number of pairs of products; 300 for Lanczos (never more than the dimension needs),
         1000 for power iteration.
     generator : torch.Generator, optional
-        Source of the random start, which the whole batch shares; a fixed seed if left out. The
-        probability is over this start; it means nothing for an operator built with knowledge of it.
+        Seed of the random start, which the whole batch shares; a fixed one if left out. The start
+        is drawn from a law of its own, so that it is independent of tokens that come from the same
+        generator. The probability is over this start; it means nothing for an operator built with
+        knowledge of it.
     probability : float, optional
         Confidence of ``upper``, in (0, 1). With None the iteration stops on its estimate of the
         error alone, a few products earlier. Only the lower bound is then guaranteed: a larger
@@ -103,7 +106,7 @@ def spectral_norm(
     limit = limit if max_iterations is None else check_count("max_iterations", max_iterations)
     overlap = None
     if probability is not None:
-        limits = {"minimum": 0, "strict": True, "maximum": 1 - 1e-12}
+        limits = {"minimum": 0, "strict": True, "maximum": 1 - 1e-13}
         probability = check_number("probability", probability, **limits)
         overlap = _overlap_quantile(J.shape[1], 1 - probability)
     v_1 = _random_start(J, generator)
@@ -192,12 +195,9 @@ def local_lipschitz(
 
 def _random_start(J: LinearOperator, generator: torch.Generator | None) -> Tensor:
     """Return one vector, uniform on the sphere, for all members of the batch: (*batch, N)."""
-    if generator is None:
-        generator = torch.Generator().manual_seed(0)
-    if not isinstance(generator, torch.Generator):
+    if not isinstance(generator, torch.Generator | None):
         raise TypeError(f"generator: expected a torch.Generator, got {type(generator).__name__}")
-    like = {"dtype": torch.float64, "device": generator.device}
-    direction = torch.randn(J.shape[1], generator=generator, **like)
+    direction = draw_normal((J.shape[1],), generator or 0)
     start = (direction / direction.norm()).to(J.device, J.dtype)
     return start.expand(*J.batch_shape, -1).contiguous()
 

@@ -42,6 +42,16 @@ def _digest(matrix: Tensor) -> bytes:
     return hashlib.blake2b(matrix.cpu().numpy().tobytes()).digest()
 
 
+def scaled(M: Tensor) -> tuple[Tensor, float]:
+    """Return M in units of its largest entry's power of two, which costs no digit, and their log.
+
+    In these units norms and squares of any finite matrix stay within the range of float64.
+    """
+    largest = M.abs().amax().item()
+    unit = math.ldexp(1.0, math.frexp(largest)[1] - 1) if largest else 1.0
+    return M / unit, math.log(unit)
+
+
 def square_root(matrices: Tensor) -> Tensor:
     """Return R, (…, min(q, p), p), with RᵀR = MᵀM, so that ‖MB‖ = ‖RB‖ for every B."""
     return torch.linalg.qr(matrices, mode="r").R

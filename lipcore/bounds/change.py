@@ -30,8 +30,8 @@ from lipcore.masks import mask_scores_
 from lipcore.spectral import local_lipschitz, spectral_norm
 
 #: Options for the σ of a certificate: its confidence, over the random start of the iteration, and a
-#: tolerance that leaves its upper end within √tol.
-SIGMA = {"probability": 1 - 1e-12, "tol": 1e-7}
+#: tolerance that leaves its upper end within √tol. Behind a normalisation two of them must hold.
+SIGMA = {"probability": 1 - 4e-13, "tol": 1e-7}
 #: The way to the rim of the ball is cut into this many steps, each with a bound of the curvature.
 STEPS = 16
 NORMS = ("frobenius", "token")
@@ -56,9 +56,9 @@ def change_upper(
       limit in the scores;
     - :func:`best_upper` of the ball that holds all these Y, times R.
 
-    Here σ is the upper end that :func:`~lipcore.local_lipschitz` certifies, with probability
-    1 − 10⁻¹² over the start of its iteration. All else is always true. Masks, biases, rotary
-    positions and several heads are covered.
+    Here σ is the upper end that :func:`~lipcore.local_lipschitz` certifies. For each sequence the
+    bound holds with probability 1 − 10⁻¹² over the start of the iteration, and all else is always
+    true. Masks, biases, rotary positions and several heads are covered.
 
     Parameters
     ----------

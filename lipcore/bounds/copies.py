@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lipcore._checks import check_count, check_head, check_number
 from lipcore.bounds._logarithms import exp, finish, log_
-from lipcore.bounds._matrices import remembered
+from lipcore.bounds._matrices import remembered, scaled
 from lipcore.bounds.gap import score_gap
 
 #: How many places between the crowd and its leader are tried.
@@ -261,9 +261,9 @@ def pulled_inputs(A: Tensor, n: int, radius: float, *, V: Tensor | None = None) 
     return _repeated(_pulled(A, _identity_or(V, A), n, radius), A, radius)
 
 
-def _log_square(A: Tensor, radius: float) -> float:
+def _within_range(A: Tensor, log_square: float) -> float:
     """Return log R², or less for a beyond 10¹⁰⁰: large balls hold the inputs of small ones."""
-    return min(2 * math.log(radius), 230 - math.log(torch.linalg.matrix_norm(A, 2).item()))
+    return min(log_square, 230 - math.log(torch.linalg.matrix_norm(A, 2).item()))
 
 
 def _identity_or(V: Tensor | None, A: Tensor) -> Tensor:
@@ -293,16 +293,24 @@ def _counts(shares: Tensor, n: int | None) -> Tensor:
 
 def _checked(
     A: Tensor, V: Tensor, n: int | None, radius: float
-) -> tuple[Tensor, Tensor, int | None, float]:
+) -> tuple[Tensor, Tensor, int | None, float, float]:
+    """Return A and V in units of their own, n, log R² in A's units, and the log of V's unit.
+
+    Where there is nothing to move with (R = 0, A = 0, one token), log R² is −∞.
+    """
     A, V = check_head(A, V)
     n = None if n is None else check_count("n", n)
-    return A.double(), V.double(), n, check_number("radius", radius, minimum=0)
+    radius = check_number("radius", radius, minimum=0)
+    is_still = n == 1 or not bool(A.any())
+    A, log_a = scaled(A.double())
+    V, log_v = scaled(V.double())
+    return A, V, n, -math.inf if is_still else 2 * log_(radius) + log_a, log_v
 
 
 def _torn_between(A: Tensor, V: Tensor, n: int | None, radius: float) -> _Found | None:
     """Return the direction w as tokens, what it reaches, and the numbers of copies."""
-    A, V, n, radius = _checked(A, V, n, radius)
-    if n == 1 or radius == 0 or not bool(A.any()):
+    A, V, n, log_square, log_v = _checked(A, V, n, radius)
+    if log_square == -math.inf:
         return None
     norm_a, norm_v = (torch.linalg.matrix_norm(M, 2) for M in (A, V))
     unit_a = A / norm_a
@@ -317,9 +325,9 @@ def _torn_between(A: Tensor, V: Tensor, n: int | None, radius: float) -> _Found 
         counts = torch.zeros(3, dtype=torch.long)
         spread = 1.0 if n is None else 1 - 2**-52
         own = 0.0
-    pull = spread * exp(_log_square(A, radius) + math.log(norm_a.item()))
+    pull = spread * exp(_within_range(A, log_square) + math.log(norm_a.item()))
     row = torch.outer(unit_v @ w, pull * (w @ unit_a)) + own * unit_v
-    reached = log_(norm_v.item()) + log_(torch.linalg.matrix_norm(row, 2).item())
+    reached = log_v + log_(norm_v.item()) + log_(torch.linalg.matrix_norm(row, 2).item())
     return torch.stack([0 * w, w, -w]), reached, counts
 
 
@@ -348,14 +356,12 @@ def _pulled_most(V: Tensor, B: Tensor) -> Tensor:
 
 def _copied(A: Tensor, V: Tensor, n: int | None, radius: float) -> tuple[Tensor, float, int] | None:
     """Return (x_1/R, x_2/R) for the best τ and m, log of what they reach, and numbers of copies."""
-    n = None if n is None else check_count("n", n)
-    A, V = (M.double() for M in check_head(A, V))
-    radius = check_number("radius", radius, minimum=0)
-    if n == 1 or radius == 0 or not bool(A.any()):
+    A, V, n, log_square, log_v = _checked(A, V, n, radius)
+    if log_square == -math.inf:
         return None
     gap, u = score_gap(A)
     first = A @ u / (A @ u).norm()
-    log_square = _log_square(A, radius)
+    log_square = _within_range(A, log_square)
     tau = torch.linspace(1 / _SHARES, 1, _SHARES, dtype=A.dtype, device=A.device)[:, None]
     lead = tau * exp(math.log(gap) + log_square)
     log_rho = _log_copy_ratios(n, lead, torch.linspace(-4, 4, 33, dtype=A.dtype, device=A.device))
@@ -366,7 +372,8 @@ def _copied(A: Tensor, V: Tensor, n: int | None, radius: float) -> tuple[Tensor,
     value = (weight + torch.maximum(along, across).log()).nan_to_num(nan=-math.inf)
     share, ratio = torch.unravel_index(value.argmax(), value.shape)
     moved = V + slope[share, ratio] * torch.outer(V @ (first - u), first)
-    reached = weight[share, ratio].item() + log_(torch.linalg.matrix_norm(moved, 2).item())
+    norm = torch.linalg.matrix_norm(moved, 2).item()
+    reached = log_v + weight[share, ratio].item() + log_(norm)
     rare = torch.sigmoid(log_rho[share, ratio])
     shares = torch.stack([1 - rare, rare])
     return torch.stack([u, u + tau[share] * (first - u)]), reached, _counts(shares, n)
@@ -384,8 +391,8 @@ def _log_copy_ratios(n: int | None, lead: Tensor, offsets: Tensor) -> Tensor:
 
 def _balanced(A: Tensor, V: Tensor, n: int | None, radius: float) -> _Found | None:
     """Return the best v, α, t of a grid, or None where there is no balanced query."""
-    A, V, n, radius = _checked(A, V, n, radius)
-    if len(A) < 2 or (n is not None and n < 3) or radius == 0 or not bool(A.any()):
+    A, V, n, log_square, log_v = _checked(A, V, n, radius)
+    if len(A) < 2 or (n is not None and n < 3) or log_square == -math.inf:
         return None
     crowd = _crowd_places(A)
     image = crowd @ A.mT
@@ -396,11 +403,12 @@ def _balanced(A: Tensor, V: Tensor, n: int | None, radius: float) -> _Found | No
     angle = torch.linspace(0.01, math.pi / 2, 150, dtype=sizes.dtype, device=A.device)
     angle = angle[:, None, None]
     t = torch.linspace(0.01, 1, 100, dtype=sizes.dtype, device=A.device)[:, None]
-    log_size = sizes.log() + (2 * math.log(radius) if n else _log_square(A, radius))
+    log_size = sizes.log() + (log_square if n else _within_range(A, log_square))
     leads = t * (angle.cos() - t * own) * log_size.exp()  # of the pair's scores over a query's own
     log_q, copies = _log_crowds(n, leads)
     log_p = -torch.logaddexp(torch.full_like(leads, math.log(2)), log_q - leads)
     value = log_p + (math.log(2) + log_q) / 2 + (t * angle.sin()).log() + log_size + reached.log()
+    value = value.nan_to_num(nan=-math.inf)  # leads beyond the range of float64
     first, second, k = torch.unravel_index(value.argmax(), value.shape)
     along = angle[first].cos() * lead[k]
     aside = angle[first].sin() * across[k]
@@ -408,7 +416,7 @@ def _balanced(A: Tensor, V: Tensor, n: int | None, radius: float) -> _Found | No
     each = copies[first, second, k]
     shares = each / float(min(n or 1, _MOST))
     counts = _counts(torch.stack([1 - 2 * shares, shares, shares]), n)
-    return tokens, value[first, second, k].item(), counts
+    return tokens, log_v + value[first, second, k].item(), counts
 
 
 @remembered
@@ -430,13 +438,13 @@ def _log_crowds(n: int | None, leads: Tensor) -> tuple[Tensor, Tensor]:
 
 def _pulled(A: Tensor, V: Tensor, n: int | None, radius: float) -> _Found | None:
     """Return the best of a grid, or None where there is nothing to pull with."""
-    A, V, n, radius = _checked(A, V, n, radius)
-    if len(A) < 2 or (n is not None and n < 3) or radius == 0 or not bool(A.any()):
+    A, V, n, log_square, log_v = _checked(A, V, n, radius)
+    if len(A) < 2 or (n is not None and n < 3) or log_square == -math.inf:
         return None
     gap, u = score_gap(A)
     lead = A @ u / (A @ u).norm()
     aside = _across(V, lead[None])[0][0]
-    log_square = _log_square(A, radius)
+    log_square = _within_range(A, log_square)
     size = exp(math.log((A @ u).norm().item()) + log_square)  # |Ax_0|R
     grid = {"dtype": A.dtype, "device": A.device}
     log_w = torch.linspace(-5, 5, 21, **grid)
@@ -471,7 +479,7 @@ def _pulled(A: Tensor, V: Tensor, n: int | None, radius: float) -> _Found | None
     shares = torch.softmax(log_mass[:, i, j, k], dim=0)
     places = torch.stack([u, lead, pull])
     places = u + way[:, i, j, k, None] * (places - u)
-    return places, value[i, j, k].item(), _counts(shares, n)
+    return places, log_v + value[i, j, k].item(), _counts(shares, n)
 
 
 def _rounded(log_mass: Tensor, n: int) -> Tensor:

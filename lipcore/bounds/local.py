@@ -31,6 +31,8 @@ def local_upper(attention: Attention, X: Tensor) -> Tensor:
         \max_j \big\| \textstyle\sum_i P_{ij} y_iy_i^\top \big\|_2 \Big)^{1/2}.
 
     Heads add up as in :prf:ref:`prop-norm-heads`, and :func:`nonnegative_norm_upper` bounds ‖P‖₂.
+    What scores and covariances lose to rounding is added, about 1e-15 ‖V‖‖A‖R² for tokens in a ball
+    of radius R.
     The terms are mixing, own query (the query term) and others' keys (the key term).
     Cross-attention has the second if the queries' tokens move, and the other two if the memory
     does.
@@ -135,7 +137,8 @@ class _Heads:
     """What the local bound needs of each head at one X, in the spaces of keys and values.
 
     The fields are value (heads, p, d); norm_p (heads,), ‖P‖₂; own (heads, n, p, ·), of norm
-    ‖VC_iA‖; spread (heads, n, p, p), VC_iVᵀ; seen (heads,), max_j ‖Σ_i P_ij y_iy_iᵀ‖; and
+    ‖VC_iA‖; spread (heads, n, p, p), VC_iVᵀ; seen (heads,), max_j ‖Σ_i P_ij y_iy_iᵀ‖; own_rounding
+    and spread_rounding (heads,), what rounding may have taken from the norms of own and spread; and
     ``there``, which is one for each of the three terms that there is, and zero for the others.
     """
 
@@ -144,6 +147,8 @@ class _Heads:
     own: Tensor
     spread: Tensor
     seen: Tensor
+    own_rounding: Tensor
+    spread_rounding: Tensor
     there: Tensor
 
     def terms(self, left: Tensor | None) -> Tensor:
@@ -151,13 +156,16 @@ class _Heads:
         value = self.value
         own = self.own
         spread = self.spread
+        size = 1
         if left is not None:
             value = left @ value
             own = left[:, None] @ own
             spread = left[:, None] @ spread @ left[:, None].mT
+            size = norms(left)
         mixing = norms(value) * self.norm_p
-        keys = (_largest_norm(spread) * self.seen).sqrt()
-        return self.there * torch.stack([mixing, _largest_norm(own), keys], dim=-1)
+        query = _largest_norm(own) + size * self.own_rounding
+        keys = ((_largest_norm(spread) + size**2 * self.spread_rounding) * self.seen).sqrt()
+        return self.there * torch.stack([mixing, query, keys], dim=-1)
 
 
 def _in_double(layer: Attention | CrossAttention, X: Tensor) -> tuple[Attention, Iterator[_Heads]]:
@@ -188,18 +196,32 @@ def _heads_at(layer: Attention | CrossAttention, X: Tensor) -> _Heads:
     v = values - values.mean(-2, keepdim=True)
     k = keys - keys.mean(-2, keepdim=True)
     own = covariances(P, v, k)  # V C_i Kᵀ
+    spread = covariances(P, v, v)
+    eps = torch.finfo(P.dtype).eps
+    largest_v, largest_k = (x.norm(dim=-1).amax(-1) for x in (v, k))
+    summed = eps * (len(P[0]) + 8 * max(v.shape[-1], k.shape[-1]))  # of a covariance, as a sum
+    # weights are wrong by a factor of up to 1 + off, since scores are rounded
+    scores = queries.norm(dim=-1).amax(-1) * keys.norm(dim=-1).amax(-1)
+    off = torch.expm1((2 * eps * (k.shape[-1] + 4) * scores).clamp(max=300))
+    trace_v = spread.diagonal(dim1=-2, dim2=-1).sum(-1).amax(-1) + summed * largest_v**2
+    squares = P @ k.square().sum(-1, keepdim=True)
+    trace_k = (squares[..., 0] - (P @ k).square().sum(-1)).amax(-1) + summed * largest_k**2
     seen = second_moments(P.mT, queries, queries)  # Σ_i P_ij q_i q_iᵀ
     query_root = square_root((attention.scale * attention.query).mT)[:, None]
     key_root = square_root(attention.key.mT)[:, None]
     if attention.rotary is not None:  # the scores are those of turned queries and keys
         query_root = _turned(query_root, attention.angles(queries.shape[-2]))
         key_root = _turned(key_root, attention.angles(keys.shape[-2]))
+    in_scores = norms(query_root).amax(-1)
+    own_rounding = summed * largest_v * largest_k + off * (1 + off) * (trace_v * trace_k).sqrt()
     return _Heads(
         value=attention.value,
-        norm_p=nonnegative_norm_upper(P),
+        norm_p=(1 + off) * nonnegative_norm_upper(P),
         own=own @ query_root.mT,
-        spread=covariances(P, v, v),
-        seen=_largest_norm(key_root @ seen @ key_root.mT),
+        spread=spread,
+        seen=(1 + off) * _largest_norm(key_root @ seen @ key_root.mT),
+        own_rounding=in_scores * own_rounding,
+        spread_rounding=summed * largest_v**2 + off * trace_v,
         there=torch.tensor([term in terms for term in range(3)], device=P.device).to(P),
     )
 

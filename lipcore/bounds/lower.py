@@ -27,6 +27,7 @@ from lipcore.bounds._logarithms import (
     log_sum,
     log_times,
 )
+from lipcore.bounds._matrices import scaled
 from lipcore.bounds.gap import score_gap
 
 #: This many terms of a slowly varying sum are added; the rest is an Euler–Maclaurin integral.
@@ -113,15 +114,18 @@ def score_gap_lower(*, n: int, radius: float, A: Tensor, V: Tensor, log: bool = 
     n = check_count("n", n)
     log_square = 2 * log_(check_number("radius", radius, minimum=0))
     A, V = check_head(A, V)
+    A, log_a = scaled(A.double())
+    V, log_v = scaled(V.double())
+    log_square += log_a
     gap, u = score_gap(A)
     gap = exp(log_(gap) + log_square)
-    image = A.double() @ u
+    image = A @ u
     size = image.norm().item()
     first = image / size if size else u
     log_w = _log_weight(n, gap)
     rest = exp(log_times(log_w, log_(n - 1) - gap, log_square, log_(size)))  # (1 − w) R²‖Au‖
-    moved = V.double() + rest * torch.outer(V.double() @ (first - u), first)
-    log_moved = log_(torch.linalg.matrix_norm(moved, 2).item())
+    moved = V + rest * torch.outer(V @ (first - u), first)
+    log_moved = log_v + log_(torch.linalg.matrix_norm(moved, 2).item())
     return finish(log_times(log_(n - 1) / 2, log_w, log_moved), log)
 
 

@@ -17,6 +17,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from lipcore._draws import draw_normal
 from lipcore.attention import Attention
 from lipcore.gates import head_outputs
 from lipcore.models.capture import Call, Captured, captured, record, slow_path
@@ -26,6 +27,8 @@ from lipcore.models.structure import is_attention, norm_role, projections
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-6}
 #: Masks of transformers hide keys by the most negative number of their precision.
 _HIDDEN = -1e4
+#: How far the probes are from the tokens, beside the larger of their size and one.
+PROBES = (0.1, 1.0)
 _TOKENS = 5
 #: Attributes of modules that do not see all keys, however these are masked.
 _OWN_WINDOW = re.compile(r"(?<!sliding_)window|chunk|dilat|block_size", re.I)
@@ -87,26 +90,39 @@ def read(fn: Captured) -> Attention:
     X = fn.X
     if X.dtype not in TOLERANCE:
         raise ValueError(f"module: expected float32 or float64, got {X.dtype}")
-    noise = torch.randn(X.shape, generator=torch.Generator().manual_seed(0)).to(X)
+    # where tokens are equal, or small beside biases, a mask or a scale is not seen at them
+    size = X.square().mean().sqrt().clamp(min=1) * draw_normal(X.shape).to(X)
     with torch.no_grad(), slow_path():  # the fast path holds all attention weights at once
-        probes = [X, X + 0.1 * X.std() * noise]
+        probes = [X, *(X + share * size for share in PROBES)]
         truths = [fn(probe) for probe in probes]
         for attention in _candidates(module, fn):
-            if all(_agree(attention, x, y) for x, y in zip(probes, truths, strict=True)):
+            if _agree(attention, probes, truths):
                 return attention
     cure = "measure it by autodiff, with lipcore.capture"
     got = f"{fn.name or 'one'} ({fn.kind}), whose output no reading of its weights gives"
     raise ValueError(f"module: expected what an Attention can compute, got {got}: {cure}")
 
 
-def _agree(attention: Attention, X: Tensor, Y: Tensor) -> bool:
-    try:
-        found = _output_of(attention, X)
-    except (ValueError, RuntimeError):  # a mask, or a norm, that does not fit
-        return False
-    if found.shape != Y.shape:
-        return False
-    return bool((found - Y).abs().amax() <= TOLERANCE[X.dtype] * Y.abs().amax())
+def _agree(attention: Attention, probes: list[Tensor], truths: list[Tensor]) -> bool:
+    """Return whether the outputs at X agree, and how they change towards each of the probes.
+
+    Changes are compared, since beside a large bias of the output their differences would be small;
+    a small one may be less exact, as some modules work in float32 inside, whatever their dtype.
+    """
+    found = []
+    for X, Y, share in zip(probes, truths, (1.0, *PROBES), strict=True):
+        try:
+            found.append(_output_of(attention, X))
+        except (ValueError, RuntimeError):  # a mask, or a norm, that does not fit
+            return False
+        if found[-1].shape != Y.shape:
+            return False
+        is_first = len(found) == 1
+        move = Y if is_first else Y - truths[0]
+        error = (found[-1] if is_first else found[-1] - found[0]) - move
+        if not bool(error.abs().amax() <= TOLERANCE[X.dtype] / share * move.abs().amax()):
+            return False
+    return True
 
 
 def _output_of(attention: Attention, X: Tensor) -> Tensor:
@@ -447,7 +463,7 @@ def _example(module: nn.Module, mask: Tensor | None) -> tuple[tuple, dict]:
     d = _number(module, "embed_dim", "hidden_size", "embedding_size", "dim", "d_model", "n_embd")
     if d is None:
         d = _matrix((projections(module)["query"] + projections(module)["fused"])[0])[0].shape[1]
-    X = torch.randn(1, _TOKENS, d, generator=torch.Generator().manual_seed(1)).to(like)
+    X = draw_normal((1, _TOKENS, d)).to(like)
     if isinstance(module, nn.MultiheadAttention):
         X = X if module.batch_first else X.transpose(0, 1)
         return (X, X, X), {}

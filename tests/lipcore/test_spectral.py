@@ -9,6 +9,7 @@ from scipy.sparse.linalg import svds
 from scipy.stats import binom
 
 from lipcore import Attention, AutogradJacobian, local_lipschitz, spectral_norm
+from lipcore._draws import draw_normal
 from lipcore.bounds import local_upper
 from lipcore.bounds.masked import CausalAverage
 from lipcore.operators import LinearOperator, MatrixOperator
@@ -293,13 +294,40 @@ def test_squares_may_overflow(randn, factor):
 
 def test_start_may_see_little():
     """‖J v_1‖ is a ten-millionth of σ_max, and t ≈ σ²: the square of t would overflow without a scale."""
-    start = torch.randn(50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    start = draw_normal((50,))
     Q = torch.linalg.qr(torch.stack([start, *torch.eye(50, dtype=torch.float64)[:3]], dim=1)).Q[
         :, 1:
     ]
     M = 1e4 * torch.eye(50, dtype=torch.float64) + (Q * torch.tensor([1e11, 5e10, 2e10])) @ Q.T
     assert (M @ start).norm() < 1e-6 * start.norm() * torch.linalg.matrix_norm(M, 2)
     assert spectral_norm(M.float()).value.item() == pytest.approx(1e11, rel=1e-4)
+
+
+@pytest.mark.parametrize("generator", [None, torch.Generator])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_start_is_not_the_tokens_whatever_drew_them(dtype, generator):
+    """A map that is constant along X has X in its kernel: a start at X would see σ = 0."""
+    for seed in range(3):
+        source = torch.Generator().manual_seed(seed)
+        X = torch.randn(32, 8, dtype=dtype, generator=source)
+        option = {} if generator is None else {"generator": generator().manual_seed(seed)}
+        found = local_lipschitz(lambda x: x / x.square().mean().sqrt(), X, tol=1e-8, **option)
+        truth = 1 / X.square().mean().sqrt()  # (I − x xᵀ/|x|²)/rms
+        assert found.value.item() == pytest.approx(truth.item(), rel=1e-4)
+
+
+def test_estimate_of_the_error_is_sharp():
+    """With one singular value at the angle φ to the start, θ = cos φ, and the estimate is tan²φ/2."""
+    start = draw_normal((40,))
+    start = start / start.norm()
+    aside = torch.eye(40, dtype=torch.float64)[0] - start[0] * start
+    z = math.cos(0.1) * start + math.sin(0.1) * aside / aside.norm()
+    error = 1 - math.cos(0.1)
+    for tol, converged in ((0.97 * error, False), (1.03 * error, True)):
+        option = {"max_iterations": 1, "probability": None, "tol": tol}
+        found = spectral_norm(torch.outer(z, z), **option)
+        assert found.value.item() > math.cos(0.1) * (1 - 1e-12)
+        assert bool(found.converged) == converged
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lipcore import Attention, bounds
+from lipcore import Attention, bounds, local_lipschitz
+from lipcore._draws import draw_normal
 from lipcore.bounds import (
     Normalisation,
     best_upper,
@@ -15,7 +16,7 @@ from lipcore.bounds import (
     tangent_error_upper,
     torn_inputs,
 )
-from lipcore.bounds.change import STEPS
+from lipcore.bounds.change import SIGMA, STEPS
 
 F64 = torch.float64
 EYE = torch.eye(2, dtype=F64)
@@ -458,6 +459,40 @@ def test_bad_input(make_case):
         ValueError, match="normalisation: expected a gain of 4 entries as X has, got 3"
     ):
         change_upper(f, X, 1.0, normalisation=normalisation("rms", 3))
+
+
+def hidden(top, overlap, d=500):
+    """One token, mapped by a spectrum that is dense at 1, and by one value above that the start hardly sees."""
+    start = draw_normal((d,))
+    basis = torch.linalg.qr(torch.stack([start, draw_normal((d,), 1)], dim=1)).Q
+    z = basis @ torch.tensor([overlap, math.sqrt(1 - overlap**2)], dtype=F64)
+    others = draw_normal((d, d - 1), 2)
+    Q = torch.linalg.qr(torch.column_stack([z, others])).Q
+    spectrum = torch.cat(
+        [torch.tensor([top], dtype=F64), 1 - torch.linspace(0, 1, d - 1, dtype=F64) ** 2]
+    )
+    return Attention.from_matrices(torch.zeros(d, d, dtype=F64), spectrum[:, None] * Q.mT)
+
+
+@pytest.mark.parametrize("normalised", [False, True])
+def test_a_top_vector_that_the_start_hardly_sees(monkeypatch, normalised):
+    """The tangent alone must hold: of σ the upper end counts, and its confidence is 1 − 10⁻¹²."""
+    monkeypatch.setattr("lipcore.bounds.change.best_upper", lambda **_: math.inf)
+    no_rows = "lipcore.bounds.change._Heads.rows_change"
+    monkeypatch.setattr(no_rows, lambda self, *_: self.pull[:, 0] + math.inf)
+    layer = hidden(1.0004, 1e-11)
+    X = torch.zeros(1, layer.d, dtype=F64)
+    norm = {}
+    if normalised:  # with a large ε it is nearly the identity at zero
+        one = torch.ones(layer.d, dtype=F64)
+        norm = {"normalisation": Normalisation("rms", one, 0 * one, 1.0)}
+    assert local_lipschitz(layer, X, **SIGMA).value < 1.0001
+    assert change_upper(layer, X, 1e-3, **norm).item() >= 1.0004e-3
+
+
+def test_two_events_share_the_confidence():
+    """Behind a normalisation σ of f and of f∘N are used, and 2(1 − p) is at most 10⁻¹²."""
+    assert 2 * (1 - SIGMA["probability"]) <= 1e-12
 
 
 def test_names_are_public():

@@ -253,3 +253,20 @@ def test_norm_of_nonnegative_matrices(name):
     expected = np.linalg.norm(P.numpy(), 2)
     found = nonnegative_norm_upper(P).item()
     assert expected * (1 - 1e-12) <= found <= expected * 1.01
+
+
+@pytest.mark.parametrize("size", [1e14, 1e15, 1e16, 1e17, 1e18])
+def test_rounding_does_not_take_the_own_query_below_the_truth(size):
+    """Torn rows that are nearly settled: C_i is 4p(1 − p) with p ≈ e^{−38}, below the rounding of its parts."""
+    A = size * torch.tensor([[0.0, 1.0], [0.0, 0.0]], dtype=F64)
+    X = torch.tensor([[1.0, 19 / size], [-1.0, 19 / size]], dtype=F64)  # scores of ±19
+    own = size * 4 * math.exp(-38) / (1 + math.exp(-38)) ** 2
+    bound = local_upper(Attention.from_matrices(A, EYE), X).item()
+    assert max(own, math.sqrt(2)) <= bound <= 40 * max(own, math.sqrt(2))
+
+
+def test_scores_without_a_digit_left_have_no_small_bound():
+    """Scores of 10¹⁷ are rounded to multiples of 16: which key wins is unknown, and the bound says so."""
+    A = torch.eye(2, dtype=F64)
+    bound = local_upper(Attention.from_matrices(A, EYE), 1e9 * torch.eye(2, dtype=F64))
+    assert bound.item() > 1e17

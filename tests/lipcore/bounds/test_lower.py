@@ -333,3 +333,24 @@ def test_constructions_of_extreme_sizes_are_numbers(n, radius):
         for lower in (*(lower for lower, _ in PAIRS), bounds.best_lower):
             for log in (True, False):
                 assert not math.isnan(lower(A=A, V=V, radius=radius, n=n, log=log))
+
+
+@pytest.mark.parametrize("size", [1e-320, 1e-300, 1e-160, 1e155, 1e300])
+@pytest.mark.parametrize("n", [None, 2, 7, 10**20])
+def test_lower_bounds_see_only_the_product_of_A_and_the_squared_radius(size, n):
+    """A in other units, and tokens too, is the same head: at both ends of float64's range as well."""
+    A = torch.tensor([[-1.0, 0.5], [0.25, -2.0]], dtype=F64)
+    lowers = [*(lower for lower, _ in PAIRS), bounds.best_lower]
+    for lower in lowers if n is None else [*lowers, bounds.score_gap_lower]:
+        size_n = {"log": True} | ({"n": n} if n else {})
+        here = lower(A=A, V=EYE, radius=1.5, **size_n)
+        there = lower(A=size * A, V=1e-300 * EYE, radius=1.5 * size**-0.5, **size_n)
+        rounded = 1e-4 if size < 1e-310 else 1e-9  # A has few digits among the smallest numbers
+        assert (
+            there + 300 * math.log(10) == pytest.approx(here, abs=rounded)
+            or here == there == -math.inf
+        )
+        for radius in (1e-160, 1e300):
+            head = {"A": size * A, "V": EYE, "radius": radius, "n": n, "log": True}
+            if n or lower is not bounds.score_gap_lower:
+                assert lower(**head) <= bounds.best_upper(**head) + 1e-9 * abs(lower(**head))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lipcore import capture, local_lipschitz
+from lipcore import capture, local_lipschitz, measure
 from lipcore.models.structure import attention_modules, blocks, remarks
 
 
@@ -86,7 +86,7 @@ class TestWhatIsTaken:
         model = double(Around())
         mask = torch.ones(2, 3, 1, dtype=torch.float64)
         fn, X = capture(model, "child", draw(2, 3, 4), mask=mask)
-        assert mask[0, 0, 0] == 2  # the model's own doing, once
+        assert mask[0, 0, 0] == 1  # the caller's is not touched
         torch.testing.assert_close(fn(X), 2 * model.child.mix(X))
 
     def test_a_cache_is_new_at_every_call(self):
@@ -109,6 +109,22 @@ class TestWhatIsTaken:
         model = double(Around())
         fn, X = capture(model, "child", draw(2, 3, 4), cache=Cache())
         torch.testing.assert_close(fn(X), fn(X))
+
+    @pytest.mark.filterwarnings("ignore:.past_key_values:FutureWarning")
+    @pytest.mark.parametrize("with_graph", (False, True))
+    @pytest.mark.parametrize("name", ("past_key_values", "cache"))
+    def test_the_cache_of_the_caller_is_not_touched(self, name, with_graph):
+        """Nor its length, nor σ of the next call; also one that autograd has made."""
+        transformers = pytest.importorskip("transformers")
+        sizes = {"hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 24}
+        config = transformers.LlamaConfig(vocab_size=40, num_hidden_layers=1, **sizes)
+        torch.manual_seed(0)
+        model = transformers.LlamaModel(config).eval()
+        with torch.set_grad_enabled(with_graph):
+            cache = model(input_ids=torch.arange(5, 11)[None], use_cache=True).past_key_values
+        inputs = {"input_ids": torch.tensor([[3, 4]]), name: cache, "use_cache": True}
+        first, second = (measure(model, **inputs)["sigma"] for _ in range(2))
+        assert first == second and cache.get_seq_length() == 6
 
     def test_the_first_tensor_varies_and_the_others_are_named(self):
         model = double(Residual())
@@ -134,6 +150,17 @@ class TestWhatIsTaken:
         assert all(p.requires_grad and p.grad is None for p in model.parameters())
 
 
+class MixesFirst(nn.Module):
+    """Mixes along the first dimension, and adds a bias."""
+
+    def __init__(self, bias):
+        super().__init__()
+        self.bias = bias
+
+    def forward(self, x):
+        return (x + x.mean(0, keepdim=True)).tanh() + self.bias
+
+
 class TestWhereTheBatchIs:
     @pytest.mark.parametrize("batch_first", (True, False))
     def test_multihead_attention(self, batch_first):
@@ -143,6 +170,15 @@ class TestWhereTheBatchIs:
         assert X.shape == (3, 5, 8)
         assert fn.varied == ("query", "key", "value")
         assert_right(fn, X)
+
+    @pytest.mark.parametrize("fill", (0.0, 1.0))
+    @pytest.mark.parametrize("bias", (0.0, 1e13))
+    def test_tokens_and_biases_hide_nothing(self, fill, bias):
+        """Without a flag to say so: equal tokens would look independent, as would small moves beside a bias."""
+        module = double(MixesFirst(bias))
+        fn, X = capture(module, "", torch.full((5, 3, 8), fill, dtype=torch.float64))
+        assert fn.layout == ("one input" if bias else "batch second")
+        assert X.shape == ((15, 8) if bias else (3, 5, 8))
 
     def test_what_a_module_says_of_its_layout_comes_first(self):
         """Where each token sees itself alone, trying it out would allow either."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lipcore import Attention, capture, from_module, local_lipschitz
+from lipcore import Attention, capture, from_module, local_lipschitz, measure
 from lipcore.models.capture import captured, record
 from lipcore.models.modules import read
 from lipcore.models.structure import attention_modules
@@ -283,3 +283,45 @@ def test_it_is_where_one_looks_for_it():
     module = double(nn.MultiheadAttention(8, 2, batch_first=True))
     X = draw(2, 3, 8)
     assert torch.equal(Attention.from_module(module)(X), from_module(module)(X))
+
+
+class Hidden(nn.Module):
+    """Attention whose mask and relative bias no argument and no attribute tells of."""
+
+    num_heads = 4
+
+    def __init__(self, kind, output_bias=0.0):
+        super().__init__()
+        self.kind = kind
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            setattr(self, name, nn.Linear(16, 16))
+        self.double().eval().o_proj.bias.data += output_bias
+
+    def forward(self, x):
+        q, k, v = (
+            part(x).unflatten(-1, (4, 4)).transpose(1, 2)
+            for part in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        n = x.shape[-2]
+        scores = q @ k.mT / 2
+        apart = torch.arange(n)[:, None] - torch.arange(n)
+        if self.kind == "bias":
+            scores = scores - 0.1 * apart.abs()
+        else:
+            hidden = apart < 0 if self.kind == "causal" else apart.abs() > 2
+            scores = scores.masked_fill(hidden, -torch.inf)
+        return self.o_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("tokens", ["zeros", "ones", "small", "drawn"])
+@pytest.mark.parametrize("kind", ["causal", "window", "bias"])
+@pytest.mark.parametrize("output_bias", [0.0, 1e7])
+def test_no_tokens_hide_what_a_module_does(kind, tokens, output_bias):
+    """σ at equal tokens, at tokens small beside the biases, and beside a large bias of the output."""
+    torch.manual_seed(0)
+    module = Hidden(kind, output_bias)
+    drawn = torch.randn(1, 8, 16, dtype=torch.float64)
+    X = {"zeros": 0 * drawn, "ones": 0 * drawn + 1, "small": 1e-9 * drawn, "drawn": drawn}[tokens]
+    table = measure(nn.Sequential(module).eval(), X, tol=1e-8)
+    J = torch.autograd.functional.jacobian(lambda x: module(x[None])[0], X[0]).reshape(128, 128)
+    assert table["sigma"] == pytest.approx([torch.linalg.matrix_norm(J, 2).item()], rel=1e-6)
