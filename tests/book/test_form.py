@@ -110,7 +110,7 @@ def seen_faults(code: str, tree: ast.Module, apart: set[str]) -> list[str]:
 
 
 def lower_medians(tree: ast.AST) -> list[str]:
-    """Calls of ``.median``, which for a tensor is the lower of two middle values; groups of pandas have the true one."""
+    """Calls of ``.median``, which for a tensor is the lower of two middle values (groups of pandas may)."""
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr == "median":
