@@ -109,12 +109,24 @@ def seen_faults(code: str, tree: ast.Module, apart: set[str]) -> list[str]:
     ]
 
 
+def lower_medians(tree: ast.AST) -> list[str]:
+    """Calls of ``.median``, which for a tensor is the lower of two middle values (groups of pandas may)."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr == "median":
+            by = {part.attr for part in ast.walk(node.value) if isinstance(part, ast.Attribute)}
+            if getattr(node.value, "id", None) != "np" and "groupby" not in by:
+                found.append(f"np.median or .quantile(0.5): {ast.unparse(node)[:60]}")
+    return found
+
+
 def cell_faults(cell) -> list[str]:
     """Faults of one cell."""
     code, tree = cell.source, ast.parse(cell.source)
     lines, most = code.splitlines(), LINES.get(kind(cell), math.inf)
     wide = [line for line in lines if len(line) > WIDTH]
     faults = [f"{len(line)} characters: {line.strip()[:40]}" for line in wide]
+    faults += lower_medians(tree)
     if len(lines) > most:
         faults.append(f"{len(lines)} lines, at most {most}")
     match kind(cell):
@@ -272,6 +284,7 @@ PLANTED = {
         ":tags: [hide-input]\n\nax.set(xlabel='x')",
     ),
     "not closed": ("# A page", "```{solution-start} ex-one\n:class: dropdown\nOne.\n```"),
+    "np.median or .quantile(0.5): x.median": (SEEN, SEEN + "\nx.median()"),
     "tags": ("[check]", "[check, remove-input]"),
     "names no theorem": (', theorem="thm-ones"', ""),
     "thm-one is no theorem": ('theorem="thm-ones"', 'theorem="thm-one"'),
