@@ -43,7 +43,8 @@ class SpectralNorm:
         Whether the estimated relative error of ``value`` is at most ``tol``. With the probability
         asked for, the error is certain to be at most √tol; a bound that was passed in may be wider.
     left, right : Tensor
-        Unit singular vectors u, v, shaped as outputs and inputs of the operator.
+        Unit singular vectors u, v, shaped as outputs and inputs of the operator. Their error is
+        about the square root of the relative error of ``value``: a smaller ``tol`` sharpens them.
     layer, tokens : Attention or CrossAttention, and Tensor, or None
         The layer and tokens of :func:`~lipcore.local_lipschitz`, if σ was measured there.
 

@@ -55,6 +55,7 @@ MODELS = {
 INPUTS = 3
 LENGTH = 16
 SIDE = 4
+#: Of σ; where singular vectors are used, the iteration runs to its square.
 TOLERANCE = 1e-3
 
 
@@ -186,7 +187,7 @@ def through(
     """
     maps = chain(model, *after, **inputs)
     factors = jacobians(maps)
-    own = [spectral_norm(J, tol=tol) for J in factors]
+    own = [spectral_norm(J, tol=tol**2) for J in factors]
     up_to = norms_up_to(factors, tol)
     worst = spectral_norm(Product(factors), tol=tol**2).right
     moves = along(factors, worst)
@@ -202,7 +203,7 @@ def through(
     }
     module = module_of(model)
     fn = captured(whole(module, blocks(module), **inputs))
-    found = local_lipschitz(fn, fn.X, tol=tol)
+    found = local_lipschitz(fn, fn.X, tol=tol**2)
     shares = {"from": found.right, "to": found.left}
     numbers = {
         "model": found,

@@ -21,7 +21,7 @@ from lipcore import models
 from lipcore.attention import Attention
 from lipcore.bounds import nonnegative_norm_upper
 from lipcore.lab._threads import one_thread
-from lipcore.lab.why_it_grows import column_means, term_shares
+from lipcore.lab.why_it_grows import SHARES, column_means, term_shares
 from lipcore.models.capture import captured, module_of, record
 from lipcore.models.loaded import LoadedModel
 from lipcore.models.measure import versions
@@ -59,7 +59,6 @@ MEAN_ERROR = 0.05
 LARGEST_ERROR = 0.15
 #: The first frame of the recording in which somebody speaks, and the last one.
 _SPOKEN = (334, 1500)
-_TOLERANCE = 5e-3
 
 
 @dataclass(frozen=True)
@@ -216,9 +215,9 @@ def measure_tokens(layer: Attention, X: Tensor) -> list[dict]:
     ``first`` is the share of the first token in the energy of the worst direction, ``place`` the
     token with the largest share, and ``largest`` that share.
     """
-    found = local_lipschitz(layer, X, tol=_TOLERANCE)
+    found = local_lipschitz(layer, X, tol=SHARES)
     if not bool(found.converged.all()):
-        raise RuntimeError(f"every constant was expected to converge to {_TOLERANCE:g}")
+        raise RuntimeError(f"every constant was expected to converge to {SHARES:g}")
     shares = found.right.square().sum(-1)
     shares = shares / shares.sum(-1, keepdim=True)
     largest, place = shares.max(-1)

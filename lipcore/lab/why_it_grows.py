@@ -15,6 +15,10 @@ from lipcore.models.texts import sequences
 from lipcore.results import SpectralNorm
 from lipcore.spectral import local_lipschitz
 
+#: The tolerance of σ where shares of tokens or terms are read off its singular vectors, whose error
+#: is about the square root of the relative error of σ, and larger where a second value is close.
+SHARES = 1e-6
+
 
 def layer_constants(
     model: LanguageModel,
@@ -86,7 +90,7 @@ def term_shares(attention: Attention, X: Tensor, found: SpectralNorm) -> Tensor:
     attention : Attention
     X : Tensor, shape (…, n, d)
     found : SpectralNorm
-        ``local_lipschitz(attention, X)``.
+        ``local_lipschitz(attention, X, tol=SHARES)``.
 
     Returns
     -------

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from lipcore import Attention, local_lipschitz
+from lipcore import Attention, local_lipschitz, models
 from lipcore.bounds import local_terms, local_upper
 from lipcore.lab import why_it_grows
-from lipcore.lab.why_it_grows import column_means, layer_constants, term_shares
+from lipcore.lab.why_it_grows import SHARES, column_means, layer_constants, term_shares
+from lipcore.models.texts import load_text, sequences
 
 
 class Stack:
@@ -103,6 +104,22 @@ def test_shares_are_the_terms_of_the_definition(case):
     shares = term_shares(f, X, found)
     np.testing.assert_allclose(shares, torch.stack([mixing, own, others], -1), rtol=0, atol=1e-9)
     np.testing.assert_allclose(shares.sum(-1), 1, rtol=0, atol=1e-6)
+
+
+def test_shares_have_converged_where_two_directions_are_close():
+    """Layer 11 of SmolLM2, where two terms are nearly equal, against what many more steps give."""
+    smol = models.load("smollm2")
+    pieces = sequences(smol, smol.encode(load_text("pydoc")), 64, 2)
+    f, X = smol.attention(11), smol.all_hidden_states(pieces, up_to=11)[11]
+    starts = [torch.Generator().manual_seed(seed) for seed in range(4)]
+    exact = local_lipschitz(f.to(torch.float64), X.double(), tol=1e-10, generator=starts[0])
+    shares = term_shares(f.to(torch.float64), X.double(), exact)
+    assert shares.mean(0).argmax() == 1
+    for start in starts[1:]:
+        found = local_lipschitz(f, X, tol=SHARES, generator=start)
+        np.testing.assert_allclose(term_shares(f, X, found), shares, rtol=0, atol=1e-3)
+        energies = [result.right.square().sum(-1) for result in (found, exact)]
+        np.testing.assert_allclose(*energies, rtol=0, atol=1e-3)
 
 
 def test_local_terms_add_up_to_the_local_bound_and_each_bounds_its_term(case):
