@@ -361,8 +361,9 @@ def main() -> int:
     """Print the findings, and how many checks passed and failed."""
     start = time.perf_counter()
     found = findings(ROOT)
-    for line in sum(found.values(), []):
-        print(line)
+    for lines in found.values():
+        for line in lines:
+            print(line)
     failed = sum(map(bool, found.values()))
     counts = f"{len(found) - failed} passed" + (f", {failed} failed" if failed else "")
     print(f"=== {counts} in {time.perf_counter() - start:.1f}s ===")
