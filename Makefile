@@ -115,9 +115,10 @@ bench: $(STAMP) $(WEIGHTS)  ## time the package against its rivals (some minutes
 	$(BIN)/python -m benchmarks.distil $(BUILD)/benchmarks.json book/data/benchmarks.json
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.stops book/data/benchmarks.json
 
-lint: $(STAMP)  ## check the style
+lint: $(STAMP)  ## check the style of the code, the cells and prose of the pages, the project's files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tests/lint.py
 
 lock: $(STAMP)  ## write the versions in .venv to requirements.lock
 	@{ sed -n '/^#/p' requirements.lock; \

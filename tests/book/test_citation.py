@@ -1,7 +1,6 @@
 """Whoever wants to cite finds the same everywhere."""
 
 import re
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from pybtex.database import parse_file
 
 ROOT = Path(__file__).resolve().parents[2]
 CITATION = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf8"))
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))["project"]
 PAPER = CITATION["references"][0]
 
 
@@ -19,20 +17,6 @@ def entry(text: str, key: str) -> dict[str, str]:
     """Return the fields of a BibTeX entry."""
     body = re.search(rf"@\w+\{{{key},\n(.*?)\n\}}", text, re.DOTALL)[1]
     return dict(re.findall(r"(\w+)\s*=\s*\{+(.*?)\}+,?$", body, re.MULTILINE))
-
-
-def test_the_citation_file_is_complete():
-    assert set(CITATION) >= {
-        "cff-version",
-        "message",
-        "title",
-        "authors",
-        "version",
-        "license",
-        "repository-code",
-    }
-    assert CITATION["version"] == PROJECT["version"] and CITATION["license"] == PROJECT["license"]
-    assert [a["name"] for a in CITATION["authors"]] == [a["name"] for a in PROJECT["authors"]]
 
 
 @pytest.mark.parametrize("name", ["README.md", "book/index.md"])

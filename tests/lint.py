@@ -1,0 +1,374 @@
+"""Check what no test and no build sees: the prose and the cells of the pages, and the files of the project.
+
+Every finding is one line, "file:line: what is wrong and how to mend it". The last line counts the checks.
+"""
+
+import ast
+import re
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[1]
+Findings = Iterator[tuple[int, str]]
+
+# ---- numbers in prose ----
+
+WORDS = "two|three|four|five|six|seven|eight|nine|ten|twelve|twenty|thirty|fifty|hundreds?|thousands?|millions?"
+MEASURED = re.compile(
+    rf"""
+      (?<![\w.,/:-])(?<!Python\s)(?<!Section\s)\d[\d,]*\.\d+(?![\w.]*\w)   # 0.87, 12.5
+    | (?<![\w.,/-])\d[\d,.]*\s*(?:%|per\s+cent|percent\b)       # 40 %
+    | (?<![\w.,/-])\d[\d,.]*(?:\s+|-)(?:times|fold)\b           # 12 times, 3-fold
+    | (?<![\w.,/-])\d[\d,.]*\s+(?:seconds?|minutes?|ms|s)\b     # 23 seconds
+    | \b(?:{WORDS})(?:\s+of)?\s+times\s+(?:\w+er|more|less|as|above|below)\b   # three times larger
+    | \b(?:{WORDS})\s+(?:per\s+cent|percent)\b
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+# What is chosen and not measured, or stands in the description of a picture, which holds no mathematics.
+CHOSEN = {
+    "spectral_norm": {"0.999"},  # the probability of the certificate
+    "measures_and_transport": {"80 %"},  # the width of a band
+    "large_radius": {"0.95"},  # a threshold
+    "decoders": {"0.1"},
+    "encoder_in_detail": {"0.1", "0.4", "1.4"},
+    "growth_in_detail": {"80 %"},
+    "zoo_of_attentions": {"ten per cent", "Ten per cent"},  # asked in an exercise
+    "images_and_speech": {"5 %", "20 ms", "0.1", "0.27", "four times as"},
+}
+# What is no prose, in the order in which it is taken out.
+NO_PROSE = [
+    re.compile(pattern, re.DOTALL | re.MULTILINE)
+    for pattern in (
+        r"\A---\n.*?^---$",
+        r"^ *(`{3,}|:{3,}|~{3,})(?:\{(?:code-cell|code-block|code|eval-rst|math|bibliography)\}|\w)"
+        r"[^\n]*\n.*?^ *\1$",
+        r"^ *:[\w-]+:[^\n]*$",  # an option
+        r"\{[\w:.+-]+\}(`+)[^`].*?\1",  # a role
+        r"(?<!`)(`+)(?!`)(?:(?!\n\n).)*?(?<!`)\1(?!`)",
+        r"\$\$.*?\$\$|(?<![\\$])\$(?!\$).*?(?<!\\)\$",
+        r"\]\([^)]*\)|<https?://[^>]*>|https?://\S+",
+    )
+]
+
+
+def prose(text: str) -> str:
+    """Return the prose of a text, every line where it was."""
+    for pattern in NO_PROSE:
+        text = pattern.sub(lambda match: " ▯ " + "\n" * match[0].count("\n"), text)
+    return text
+
+
+def typed_numbers(page: "Page") -> Findings:
+    """No number that looks measured is typed into prose, a caption or the description of a picture."""
+    shown = [(cell.line, f"{text}\n") for cell in page.cells for text in cell.captions]
+    for line, text in [(1, page.text), *shown]:
+        read = prose(text)
+        for match in MEASURED.finditer(read):
+            words = " ".join(match[0].split())
+            if words not in CHOSEN.get(page.stem, set()) | {"95 %"}:
+                place = line + (read.count("\n", 0, match.start()) if line == 1 else 0)
+                yield place, f"“{words}” looks measured: glue it; if it is chosen, write it in $…$"
+    for match in re.finditer(r"\b[Cc]hapters?\s+\d+", page.text):
+        line = page.text.count("\n", 0, match.start()) + 1
+        yield line, f"“{match[0]}” is wrong as soon as a chapter moves: refer with {{doc}}"
+
+
+# ---- cells ----
+
+CELL = re.compile(r"^```\{code-cell\}[^\n]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+HEAD = re.compile(
+    r"\A---\n(?P<long>.*?)^---\n|\A(?P<short>(?::[\w-]+:[^\n]*\n)+)", re.DOTALL | re.M
+)
+LINES = {(): 15, ("hide-input",): 40, ("remove-input",): 10**6, ("check",): 25}
+WIDTH = 76
+
+
+class Cell(NamedTuple):
+    """A code cell: the line of its first line of code, its tags, its captions, its code."""
+
+    line: int
+    tags: tuple[str, ...]
+    captions: list[str]
+    code: str
+    tree: ast.Module
+
+
+class Page:
+    """A page with its code cells."""
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name, self.stem, self.text = name, name.rpartition("/")[2], text
+        self.cells = [self.read(match) for match in CELL.finditer(text)]
+
+    def read(self, match: re.Match) -> Cell:
+        """Read a cell."""
+        head = HEAD.match(match[1])
+        options = {}
+        if head:
+            short = re.sub(r"^:([\w-]+:)", r"\1", head["short"] or "", flags=re.MULTILINE)
+            options = yaml.safe_load(head["long"] or short) or {}
+        shown = options.get("mystnb", {})
+        captions = [
+            shown[part][name]
+            for part, name in (("figure", "caption"), ("image", "alt"))
+            if name in shown.get(part, {})
+        ]
+        code = match[1][head.end() :] if head else match[1]
+        line = self.text.count("\n", 0, match.start(1) + len(match[1]) - len(code)) + 1
+        return Cell(line, tuple(options.get("tags", ())), captions, code, ast.parse(code))
+
+
+def calls(tree: ast.AST, *names: str) -> list[ast.Call]:
+    """Return the calls of functions with these names."""
+    return [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and getattr(node.func, "id", None) in names
+    ]
+
+
+def ends_with(tree: ast.Module, name: str) -> bool:
+    """Tell whether the last statement is an expression that calls a function."""
+    return (
+        bool(tree.body) and isinstance(tree.body[-1], ast.Expr) and bool(calls(tree.body[-1], name))
+    )
+
+
+def form(page: Page) -> Findings:
+    """A cell of a chapter has one of four kinds, and what readers see of it is short."""
+    for line, tags, captions, code, tree in (
+        page.cells if page.name.startswith("notebooks/") else ()
+    ):
+        lines = code.strip("\n").split("\n")
+        if tags not in LINES:
+            yield line, f"tags {list(tags)}: use none, or one of hide-input, remove-input, check"
+        elif len(lines) > LINES[tags]:
+            yield line, f"{len(lines)} lines, at most {LINES[tags]}: split the cell"
+        for number, text in enumerate(code.split("\n")):
+            if len(text) > WIDTH:
+                yield line + number, f"{len(text)} characters, at most {WIDTH}: break the line"
+        if tags == ("hide-input",) and len(captions) < 2:
+            yield line, "hide-input is for figures: give mystnb.figure.caption and mystnb.image.alt"
+        if tags == ("check",) and not ends_with(tree, "checked"):
+            yield line, "a check ends with checked(…), which says what was checked"
+        if tags != ("remove-input",) and calls(tree, "glue", "claim"):
+            yield line, "glue and claim stand in cells with the tag remove-input"
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and node.attr == "median":
+                by = {part.attr for part in ast.walk(node.value) if isinstance(part, ast.Attribute)}
+                if getattr(node.value, "id", None) != "np" and "groupby" not in by:
+                    yield (
+                        line + node.lineno - 1,
+                        "the median of a tensor is the lower one: use np.median or .quantile(0.5)",
+                    )
+
+
+def claims(page: Page) -> Findings:
+    """A claim is shown, is about a theorem of its page, and its ratio is what was observed."""
+    labels = re.findall(r"\{prf:(?!ref|proof)\w+\}[^\n]*\n:label: *(\S+)", page.text)
+    for cell in page.cells:
+        for call in calls(cell.tree, "claim"):
+            line = cell.line + call.lineno - 1
+            given = {word.arg: word.value for word in call.keywords}
+            theorem = getattr(given.get("theorem"), "value", None)
+            if not isinstance(cell.tree.body[-1], ast.Expr) or cell.tree.body[-1].value is not call:
+                yield line, "only the last expression of a cell is shown: let the claim be it"
+            if not theorem and getattr(given.get("status"), "value", "") in ("proved", "enclosed"):
+                yield line, "what is proved names its theorem: add theorem=…"
+            if theorem and theorem not in labels:
+                yield line, f"{theorem} is no theorem of this page; there are {labels}"
+            for node in ast.walk(given.get("ratio", ast.Constant(1))):
+                value = getattr(node, "value", None)
+                if isinstance(value, float) and not (8 * value).is_integer():
+                    yield line, f"{value} in a ratio is a choice of the page: compare without it"
+
+
+def roundings(page: Page) -> Findings:
+    """A range holds what it ranges over: a glued number named …low is rounded down, one named …high up."""
+    for cell in page.cells:
+        nodes = list(ast.walk(cell.tree))
+        named = {
+            node.targets[0].id: node.value
+            for node in nodes
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        }
+        pairs = [call.args[:2] for call in calls(cell.tree, "glue")]
+        for node in (node for node in nodes if isinstance(node, ast.Dict)):
+            pairs += zip(node.keys, node.values, strict=True)
+        for key, value in pairs:
+            key = key.values[-1] if isinstance(key, ast.JoinedStr) else key
+            end = re.search(r"(?:^|[-_])(low|high)$", str(getattr(key, "value", "")))
+            value = named.get(value.id, value) if isinstance(value, ast.Name) else value
+            if not end or getattr(getattr(value, "func", None), "id", "") not in (
+                "decimal",
+                "percent",
+                "power",
+            ):
+                continue
+            side = {"low": "down", "high": "up"}[end[1]]
+            if side not in [
+                getattr(word.value, "value", None)
+                for word in value.keywords
+                if word.arg == "rounding"
+            ]:
+                yield cell.line + value.lineno - 1, f'…{key.value} ends a range: rounding="{side}"'
+
+
+# ---- the order of the pages ----
+
+LABEL = re.compile(
+    r"^:label: (\S+)$|^\(([a-z0-9-]+)\)=$|\$\$ \(([a-z0-9-]+)\)|^    name: (\S+)$", re.MULTILINE
+)
+REFERENCE = re.compile(r"\{(?:prf:ref|eq|numref|ref)\}`(?:[^`<]*<)?([a-z0-9-]+)>?`")
+GLUED = re.compile(r"\{glue:[a-z]+\}\s*`?(?:\.\./)?(?:notebooks/)?(\w+)\.md::")
+# Statements, and what is folded as a proof.
+LEANING = re.compile(
+    r"^(`{3,}|:{3,})\{(?:prf:(?:theorem|lemma|proposition|corollary|definition)\}"
+    r"|dropdown\}[^\n]*[Pp]roof)[^\n]*\n.*?^\1$",
+    re.DOTALL | re.MULTILINE,
+)
+
+
+def order(chapters: list[Page]) -> Iterator[tuple[Page, int, str]]:
+    """No statement, proof or number leans on a later page."""
+    defined: dict[str, int] = {}
+    for place, page in enumerate(chapters):
+        for labels in LABEL.findall(page.text):
+            defined.setdefault("".join(labels), place)
+        defined[page.stem] = place
+    for place, page in enumerate(chapters):
+        parts = [(m.start(), m[0], REFERENCE) for m in LEANING.finditer(page.text)]
+        for start, part, pattern in [*parts, (0, page.text, GLUED)]:
+            for match in pattern.finditer(part):
+                if defined.get(match[1], -1) > place:
+                    line = page.text.count("\n", 0, start + match.start()) + 1
+                    yield page, line, f"{match[1]} stands on a later page: move one of the two"
+
+
+# ---- the files of the project ----
+
+
+def versions(root: Path) -> Iterator[tuple[str, str]]:
+    """The version is the same everywhere, and the lock holds exact versions in the declared ranges."""
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf8"))["project"]
+    citation = yaml.safe_load((root / "CITATION.cff").read_text(encoding="utf8"))
+    for name, part in (
+        ("CITATION.cff", f"version: {project['version']}\n"),
+        ("CITATION.cff", f"license: {project['license']}\n"),
+        ("CHANGELOG.md", f"## {project['version']}"),
+        ("lipcore/__init__.py", f'__version__ = "{project["version"]}"'),
+        ("_config.yml", f"url: {citation['repository-code']}\n"),
+    ):
+        if part not in (root / name).read_text(encoding="utf8"):
+            yield name, f"“{part.strip()}” is missing, which pyproject.toml or CITATION.cff says"
+    pinned = {}
+    for line in (root / "requirements.lock").read_text(encoding="utf8").splitlines():
+        name, equal, version = line.partition("==")
+        if equal and canonicalize_name(name) not in pinned:
+            pinned[canonicalize_name(name)] = version
+        elif not line.startswith("#"):
+            yield "requirements.lock", f"“{line}” is no exact version, or a second one: make lock"
+    extras = project["optional-dependencies"]
+    for requirement in map(Requirement, sum(extras.values(), project["dependencies"])):
+        version = pinned.get(canonicalize_name(requirement.name))
+        if requirement.name != project["name"] and version not in requirement.specifier:
+            yield "requirements.lock", f"{requirement} is asked for, {version} is locked: make lock"
+    conda = yaml.safe_load((root / "environment.yml").read_text(encoding="utf8"))["dependencies"]
+    python = next(line for line in conda if str(line).startswith("python=")).split("=")[1]
+    if python not in Requirement(f"x{project['requires-python']}").specifier:
+        yield "environment.yml", f"Python {python} is not {project['requires-python']}"
+    if "-r requirements.lock" not in str(conda):
+        yield "environment.yml", "it installs what is locked: add “-r requirements.lock”"
+
+
+def installed(project: dict, extra: str) -> set[str]:
+    """Return the packages that come with an extra."""
+    found: set[str] = set()
+    for asked in map(
+        Requirement, project["dependencies"] + project["optional-dependencies"][extra]
+    ):
+        own = asked.name == project["name"]
+        found |= {canonicalize_name(asked.name)} if not own else set()
+        found = found.union(*(installed(project, name) for name in asked.extras if own))
+    return found
+
+
+def contents(root: Path, pages: dict[str, Page]) -> Iterator[tuple[str, str]]:
+    """Every page stands in the contents once; readers find solutions, and what the pages import."""
+    toc = yaml.safe_load((root / "_toc.yml").read_text(encoding="utf8"))
+    listed = [toc["root"], *(page["file"] for part in toc["parts"] for page in part["chapters"])]
+    for name in sorted(set(listed) ^ set(pages) | {x for x in listed if listed.count(x) > 1}):
+        yield "_toc.yml", f"{name} is listed {listed.count(name)} times: list every page once"
+    imported = {}
+    for name, page in pages.items():
+        title = next((x for x in page.text.splitlines() if x.startswith("# ")), "")
+        if "$" in title:
+            yield f"{name}.md", "a title is the window's too: write √n, not TeX"
+        exercises = re.findall(r"\{exercise(?:-start)?\}.*\n:label: (\S+)", page.text)
+        for label in set(exercises) - set(re.findall(r"\{solution(?:-start)?\} (\S+)", page.text)):
+            yield f"{name}.md", f"{label} has no solution"
+        code = "\n".join(cell.code for cell in page.cells)
+        for module in re.findall(r"^(?:from|import) (\w+)", code, re.MULTILINE):
+            imported[module] = name
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf8"))["project"]
+    present = installed(project, "book")
+    known = packages_distributions()
+    for module in imported.keys() - set(sys.stdlib_module_names):
+        own = (root / module).exists() or (root / "notebooks" / module).exists()
+        if not own and present.isdisjoint(map(canonicalize_name, known.get(module, ()))):
+            yield f"{imported[module]}.md", f"the extra “book” of pyproject.toml brings no {module}"
+
+
+def findings(root: Path) -> dict[str, list[str]]:
+    """Return the findings of every check."""
+    paths = sorted([*(root / "notebooks").glob("*.md"), *(root / "book").glob("*.md")])
+    texts = {
+        str(path.relative_to(root).with_suffix("")): path.read_text(encoding="utf8")
+        for path in paths
+    }
+    pages = {name: Page(name, text) for name, text in texts.items()}
+    toc = yaml.safe_load((root / "_toc.yml").read_text(encoding="utf8"))
+    numbered = [part["chapters"] for part in toc["parts"] if part.get("numbered")]
+    chapters = [page["file"] for part in numbered for page in part]
+    found = {
+        check.__name__: [
+            f"{name}.md:{line}: {what}"
+            for name, page in pages.items()
+            for line, what in check(page)
+        ]
+        for check in (typed_numbers, form, claims, roundings)
+    }
+    found["order"] = [
+        f"notebooks/{page.stem}.md:{line}: {what}"
+        for page, line, what in order([pages[name] for name in chapters if name in pages])
+    ]
+    found["versions"] = [f"{name}:1: {what}" for name, what in versions(root)]
+    found["contents"] = [f"{name}:1: {what}" for name, what in contents(root, pages)]
+    return found
+
+
+def main() -> int:
+    """Print the findings, and how many checks passed and failed."""
+    start = time.perf_counter()
+    found = findings(ROOT)
+    for lines in found.values():
+        for line in lines:
+            print(line)
+    failed = sum(map(bool, found.values()))
+    counts = f"{len(found) - failed} passed" + (f", {failed} failed" if failed else "")
+    print(f"=== {counts} in {time.perf_counter() - start:.1f}s ===")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
