@@ -1,9 +1,5 @@
-"""The dark version of a figure: every colour replaced, in embedded pictures too; any other colour refused.
+"""The dark version of a figure: every colour replaced, in embedded pictures too; any other colour refused."""
 
-And the sources: none but the dictionary names a colour.
-"""
-
-import ast
 import base64
 import io
 import re
@@ -14,7 +10,6 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from matplotlib.colors import is_color_like
 from PIL import Image
 
 from lipcore.lab import colours, plotting
@@ -23,14 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "book" / "_ext"))
 from book_build.figures import UnknownColourError, dark_picture, dark_version
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = {f"notebooks/{path.stem}" for path in (ROOT / "notebooks").glob("*.md")}
-CELL = re.compile(
-    r"^```\{code-cell\}[^\n]*\n(?:---\n.*?^---\n|(?::[^\n]*\n)*)(.*?)^```", re.M | re.S
-)
 HEX = re.compile(r"#(?:[0-9a-fA-F]{3}){1,2}\b")
-PAINTS = re.compile(r"(?:c|fc|ec|mec|mfc|\w*colors?|\w*colours?)\Z")
-FORMAT = re.compile(r"[-.:,ov^<>sp*hH+xXDd|_]*[bgrcmykw][-.:,ov^<>sp*hH+xXDd|_]*\Z")
-DRAW = {"plot", "loglog", "semilogx", "semilogy", "errorbar", "step", "fill"}
 
 
 def svg(draw) -> str:
@@ -135,85 +123,7 @@ def test_what_is_see_through_stays_so():
     assert np.array(Image.open(io.BytesIO(dark_picture(file.getvalue()))))[..., 3].max() == 0
 
 
-def strings(node) -> list[str]:
-    """The strings in an expression, but not what is asked of the dictionary."""
-    if isinstance(node, ast.Call):
-        return []
-    if isinstance(node, ast.Constant):
-        return [node.value] if isinstance(node.value, str) else []
-    return [word for child in ast.iter_child_nodes(node) for word in strings(child)]
-
-
-def named_colours(code: str) -> list[str]:
-    """What names a colour by itself in a cell or a module."""
-    found = []
-    for node in ast.walk(ast.parse(code)):
-        pairs = []
-        if isinstance(node, ast.Call):
-            pairs = [(keyword.arg or "", keyword.value) for keyword in node.keywords]
-            if isinstance(node.func, ast.Attribute) and node.func.attr in DRAW:
-                formats = [*node.args, *(value for name, value in pairs if name == "fmt")]
-                words = [word for value in formats for word in strings(value)]
-                found += [word for word in words if FORMAT.match(word)]
-        elif isinstance(node, ast.Dict):
-            keys = [getattr(key, "value", "") for key in node.keys]
-            pairs = [(str(key), value) for key, value in zip(keys, node.values, strict=True)]
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found += HEX.findall(node.value)
-        elif isinstance(node, ast.Name | ast.Attribute):
-            name = node.id if isinstance(node, ast.Name) else node.attr
-            found += [name] if name == "get_cmap" else []
-        for name, value in pairs:
-            if name == "cmap":
-                found += [word for word in strings(value) if word not in colours.MAPS]
-            elif PAINTS.match(name):
-                words = [word for word in strings(value) if word not in colours.ROLES]
-                found += [word for word in words if is_color_like(word) and word != "none"]
-    return found
-
-
-def plain(code: str) -> str:
-    """A cell without lines for IPython."""
-    return "\n".join(line for line in code.splitlines() if not line.lstrip().startswith(("%", "!")))
-
-
-@pytest.mark.parametrize("page", sorted(PAGES))
-def test_no_page_names_a_colour(page):
-    path = ROOT / f"{page}.md"
-    cells = CELL.findall(path.read_text(encoding="utf8"))
-    assert [word for code in cells for word in named_colours(plain(code))] == []
-
-
-def test_only_the_dictionary_names_a_colour_in_the_package():
-    for path in (ROOT / "lipcore").rglob("*.py"):
-        if path.name != "colours.py":
-            code = path.read_text(encoding="utf8")
-            assert named_colours(code) == [], path
-
-
 @pytest.mark.parametrize("name", ["figures.css", "figures.js"])
 def test_the_style_of_figures_names_no_colour(name):
     text = (ROOT / "book" / "_static" / name).read_text(encoding="utf8")
     assert not HEX.search(text) and not re.search(r"\b(?:rgb|hsl)a?\(|: *(?:white|black)\b", text)
-
-
-@pytest.mark.parametrize(
-    ("code", "named"),
-    [
-        ("ax.plot(x, color='red')", ["red"]),
-        ("ax.plot(x, color='C0')", ["C0"]),
-        ("ax.plot(x, y, 'k--')", ["k--"]),
-        ("ax.errorbar(x, fmt='ro')", ["ro"]),
-        ("ax.plot(x, mec='white' if y else 'none')", ["white"]),
-        ("ax.annotate('', arrowprops={'color': 'black'})", ["black"]),
-        ("palette = ['#ff0000', '#abc']", ["#ff0000", "#abc"]),
-        ("ax.imshow(x, cmap='viridis')", ["viridis"]),
-        ("ax.bar(x, facecolor='grey', edgecolor=c)", ["grey"]),
-        ("plt.get_cmap('magma')", ["get_cmap"]),
-        ("ax.plot(x, y, 'o-', color=colours.colour('nudge'))", []),
-        ("ax.plot(x, 's', **colours.line('general'), mfc='none', label='red, #1 of 3')", []),
-        ("ax.imshow(x, cmap='large'); plane_tokens(ax, X, colour='tokens')", []),
-    ],
-)
-def test_a_named_colour_is_found(code, named):
-    assert named_colours(code) == named

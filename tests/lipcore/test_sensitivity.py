@@ -86,9 +86,7 @@ def test_members_have_gradients_of_their_own():
 
 def test_a_crossing_is_said():
     """x ↦ (2a, 2b): both singular values are 2."""
-    with pytest.warns(
-        UserWarning, match=r"two largest singular values of members \[0\] are within"
-    ):
+    with pytest.warns(UserWarning, match=r"members \[0\]"):
         local_lipschitz(lambda X: 2 * X, drawn(2, 3), differentiable=True)
 
 

@@ -125,7 +125,7 @@ def test_after_a_layer_norm_tokens_stay_centred():
         reached[kind] = y.mean(-1).abs().max().item(), found.value.item()
     assert reached["layer"][0] < 1e-12 < 0.1 < reached["rms"][0]
     assert 1.05 * _sigma(f, X).item() < reached["layer"][1] < reached["rms"][1]
-    with pytest.raises(ValueError, match="X: expected tokens out of a LayerNorm"):
+    with pytest.raises(ValueError, match=r"^X: "):
         ascend(f, found.X, ellipsoid=Normalisation("layer", gain, bias, 0.0), progress=False)
 
 
@@ -172,25 +172,17 @@ ON_BALL = {"radius": 2.0}
 @pytest.mark.parametrize(
     ("X", "options", "message"),
     [
-        (
-            torch.ones(2, 2),
-            {"radius": 1.0},
-            "X: expected tokens in the ball of radius 1, got .*1.4",
-        ),
-        (torch.ones(2, 2), {}, "expected exactly one of the two"),
-        (
-            torch.ones(2, 2),
-            ON_BALL | {"ellipsoid": (ONES, None)},
-            "expected exactly one of the two",
-        ),
-        (2 * torch.ones(2, 2), {"ellipsoid": (ONES, None)}, "X: expected tokens on the ellipsoid"),
-        (torch.ones(2, 2), {"ellipsoid": (torch.ones(3), None)}, "ellipsoid gain: expected shape"),
-        (torch.ones(2, 2), {"ellipsoid": (ONES, torch.ones(3))}, "ellipsoid bias: expected shape"),
-        (torch.ones(2, 2), {"ellipsoid": (torch.eye(2)[0], None)}, "gain: expected entries other"),
-        (torch.ones(2, 2), {"radius": 0.0}, "radius: expected a number more than 0"),
-        (torch.ones(2, 2), ON_BALL | {"steps": -1}, "steps: expected at least 0"),
-        (torch.ones(2, 2), ON_BALL | {"learning_rate": 0.0}, "learning_rate: expected a number mo"),
-        (torch.ones(2, 3), ON_BALL, "X: expected tokens of dimension 2"),
+        (torch.ones(2, 2), {"radius": 1.0}, "^X: "),
+        (torch.ones(2, 2), {}, "one of the two"),
+        (torch.ones(2, 2), ON_BALL | {"ellipsoid": (ONES, None)}, "one of the two"),
+        (2 * torch.ones(2, 2), {"ellipsoid": (ONES, None)}, "^X: "),
+        (torch.ones(2, 2), {"ellipsoid": (torch.ones(3), None)}, "^ellipsoid gain: "),
+        (torch.ones(2, 2), {"ellipsoid": (ONES, torch.ones(3))}, "^ellipsoid bias: "),
+        (torch.ones(2, 2), {"ellipsoid": (torch.eye(2)[0], None)}, "gain: "),
+        (torch.ones(2, 2), {"radius": 0.0}, "^radius: "),
+        (torch.ones(2, 2), ON_BALL | {"steps": -1}, "^steps: "),
+        (torch.ones(2, 2), ON_BALL | {"learning_rate": 0.0}, "^learning_rate: "),
+        (torch.ones(2, 3), ON_BALL, "^X: "),
     ],
 )
 def test_ascent_refuses_bad_input(X, options, message):

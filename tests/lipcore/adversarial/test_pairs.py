@@ -51,7 +51,7 @@ def test_reduced_scores_are_those_of_the_head(randn):
     A, basis = reduced_scores(head)
     assert A.shape == (4, 4) and torch.allclose(basis.mT @ basis, torch.eye(4, dtype=A.dtype))
     assert torch.allclose(basis @ A @ basis.mT, head.score_matrices()[0], rtol=1e-12, atol=1e-12)
-    with pytest.raises(ValueError, match="head: expected one head, got 2"):
+    with pytest.raises(ValueError, match=r"^head: "):
         reduced_scores(Attention(*randn(3, 2, 2, 7)))
 
 
@@ -59,9 +59,9 @@ def test_reduced_scores_are_those_of_the_head(randn):
 def test_kind_and_errors_of_pairs(construct):
     assert construct(-torch.eye(2), 5, 1.0).dtype == torch.float32
     assert not construct(-torch.eye(2, requires_grad=True), 1, 1.0).requires_grad
-    with pytest.raises(ValueError, match="A: expected a square matrix"):
+    with pytest.raises(ValueError, match=r"^A: "):
         construct(torch.zeros(2, 3), 2, 1.0)
-    with pytest.raises(ValueError, match="n: expected at least 1"):
+    with pytest.raises(ValueError, match=r"^n: "):
         construct(torch.eye(2), 0, 1.0)
-    with pytest.raises(ValueError, match="radius: expected a finite number"):
+    with pytest.raises(ValueError, match=r"^radius: "):
         construct(torch.eye(2), 2, math.inf)

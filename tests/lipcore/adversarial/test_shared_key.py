@@ -55,11 +55,11 @@ def test_what_is_no_single_head_or_too_large_is_refused():
     two = Attention(f.query.repeat(2, 1, 1), f.key.repeat(2, 1, 1), f.value.repeat(2, 1, 1))
     band = replace(f, mask=torch.ones(5, 5, dtype=torch.bool))
     for head in (two, band, replace(f, log_weights=torch.zeros(5, dtype=torch.float64))):
-        with pytest.raises(ValueError, match="head: expected one head without mask"):
+        with pytest.raises(ValueError, match=r"^head: "):
             shared_key_inputs(head, 5, 1.0)
     with pytest.raises(ValueError, match="depend on the key"):
         shared_key_inputs(Attention.from_matrices(0 * eye, eye), 5, 1.0)
-    with pytest.raises(ValueError, match="n:"):
+    with pytest.raises(ValueError, match=r"^n:"):
         shared_key_inputs(f, 1, 1.0)
-    with pytest.raises(ValueError, match="radius: expected scores within range"):
+    with pytest.raises(ValueError, match=r"^radius: "):
         shared_key_inputs(Attention.from_matrices(-eye, eye), 5, 1e200)

@@ -255,22 +255,22 @@ def test_a_mask_has_its_own_n(make_case):
     for name, n in (("mask", 6), ("log-weights", 6)):
         f = make_case(name).attention
         assert best_upper(attention=f, radius=1.0) == best_upper(attention=f, radius=1.0, n=n)
-        with pytest.raises(ValueError, match=rf"n: expected {n} as the layer's .* has, got 5"):
+        with pytest.raises(ValueError, match=r"^n: "):
             best_upper(attention=f, radius=1.0, n=5)
 
 
 def test_bad_input(make_case):
     f = make_case("one head").attention
     for arguments in ({}, {"A": EYE}, {"A": EYE, "V": EYE, "attention": f}):
-        with pytest.raises(ValueError, match="A, V, attention: expected A and V, or a layer"):
+        with pytest.raises(ValueError, match=r"^A, V, attention: "):
             best_upper(radius=1.0, **arguments)
-    with pytest.raises(ValueError, match="causal: expected False"):
+    with pytest.raises(ValueError, match=r"^causal: "):
         best_upper(attention=f, radius=1.0, causal=True)
-    with pytest.raises(ValueError, match="V: expected 2 columns"):
+    with pytest.raises(ValueError, match=r"^V: "):
         best_upper(A=EYE, V=torch.eye(3, dtype=F64), radius=1.0)
-    with pytest.raises(ValueError, match="radius: expected a number at least 0"):
+    with pytest.raises(ValueError, match=r"^radius: "):
         best_upper(A=EYE, V=EYE, radius=-1.0)
-    with pytest.raises(TypeError, match="n: expected a whole number"):
+    with pytest.raises(TypeError, match=r"^n: "):
         best_upper(A=EYE, V=EYE, radius=1.0, n=2.5)
 
 

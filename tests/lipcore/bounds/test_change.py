@@ -435,29 +435,27 @@ def test_bad_input(make_case):
     case = make_case("one head")
     f, X = case.attention, case.X
     for bound in (change_upper, tangent_error_upper):
-        with pytest.raises(ValueError, match="radius: expected a number at least 0, got -1"):
+        with pytest.raises(ValueError, match=r"^radius: "):
             bound(f, X, -1.0)
-        with pytest.raises(ValueError, match="radius: expected a finite number, got nan"):
+        with pytest.raises(ValueError, match=r"^radius: "):
             bound(f, X, math.nan)
-        with pytest.raises(TypeError, match="radius: expected a real number, got str"):
+        with pytest.raises(TypeError, match=r"^radius: "):
             bound(f, X, "1")
-        with pytest.raises(ValueError, match="norm: expected 'frobenius' or 'token', got 'inf'"):
+        with pytest.raises(ValueError, match=r"^norm: "):
             bound(f, X, 1.0, norm="inf")
-        with pytest.raises(ValueError, match="X: expected tokens of dimension 4"):
+        with pytest.raises(ValueError, match=r"^X: "):
             bound(f, X[:, :3], 1.0)
-        with pytest.raises(ValueError, match=r"X: .*overflow"):
+        with pytest.raises(ValueError, match=r"^X: .*overflow"):
             bound(f, torch.full((3, 4), 1e160, dtype=F64), 1.0)
         for name, what in (("sinks", "sinks"), ("softcap", "softcap"), ("gate per head", "gate")):
             other = make_case(name)
-            with pytest.raises(ValueError, match=f"attention: expected one without {what}, which"):
+            with pytest.raises(ValueError, match=f"^attention: .*{what}"):
                 bound(other.attention, other.X, 1.0)
-        with pytest.raises(ValueError, match="attention: expected a layer of one sequence"):
+        with pytest.raises(ValueError, match=r"^attention: "):
             bound(f.cross(memory=X), X, 1.0)
-    with pytest.raises(TypeError, match="normalisation: expected a Normalisation, got str"):
+    with pytest.raises(TypeError, match=r"^normalisation: "):
         change_upper(f, X, 1.0, normalisation="layer")
-    with pytest.raises(
-        ValueError, match="normalisation: expected a gain of 4 entries as X has, got 3"
-    ):
+    with pytest.raises(ValueError, match=r"^normalisation: "):
         change_upper(f, X, 1.0, normalisation=normalisation("rms", 3))
 
 

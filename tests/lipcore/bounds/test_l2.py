@@ -239,9 +239,9 @@ def test_edges_and_bad_input():
     assert bounds.l2_attention_upper(n=1, head_dim=1, **one) == pytest.approx(1)
     assert bounds.l2_attention_upper(n=5, head_dim=1, norms_q=[0.0], norms_v=[1.0]) == 0
     assert math.isfinite(bounds.l2_attention_upper(n=10**15, head_dim=10**6, **one))
-    with pytest.raises(ValueError, match="norms_v: expected 1"):
+    with pytest.raises(ValueError, match=r"^norms_v: "):
         bounds.l2_attention_upper(n=2, head_dim=1, norms_q=[1.0], norms_v=[])
-    with pytest.raises(ValueError, match="n: expected"):
+    with pytest.raises(ValueError, match=r"^n: "):
         bounds.l2_attention_upper(n=0, head_dim=1, **one)
     for bad in ({"q": 0}, {"q": 2, "dimension": 0}):
         with pytest.raises(ValueError, match="expected"):

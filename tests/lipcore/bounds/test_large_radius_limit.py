@@ -69,11 +69,11 @@ def test_all_scores_equal():
 
 
 def test_bad_input_is_refused():
-    with pytest.raises(ValueError, match="gap"):
+    with pytest.raises(ValueError, match=r"^gap: "):
         large_radius_error(n=3, t=1.0, gap=0.0, radius=1.0, norm_a=1.0, norm_v=1.0)
-    with pytest.raises(ValueError, match="radius"):
+    with pytest.raises(ValueError, match=r"^radius: "):
         large_radius_error(n=3, t=1.0, gap=1.0, radius=-1.0, norm_a=1.0, norm_v=1.0)
-    with pytest.raises(ValueError, match="V"):
+    with pytest.raises(ValueError, match=r"^V: "):
         large_radius(torch.randn(3, 2), torch.eye(2), torch.eye(3))
 
 

@@ -98,7 +98,7 @@ def test_extremes(case):
 
 def test_bad_input(make_case):
     attention = make_case("one head").attention
-    with pytest.raises(ValueError, match="radius: expected a number at least 0"):
+    with pytest.raises(ValueError, match=r"^radius: "):
         layer_upper(attention, n=3, radius=-1.0)
-    with pytest.raises(ValueError, match="n: expected at least 1"):
+    with pytest.raises(ValueError, match=r"^n: "):
         layer_upper(attention, n=0, radius=1.0)

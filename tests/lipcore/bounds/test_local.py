@@ -203,17 +203,17 @@ def test_no_bound_is_claimed_for_what_no_theorem_covers(make_case, name, what):
         lambda: score_reach(f, radius=1.0),
         lambda: normalised_upper(f, norm, n=6),
     ):
-        with pytest.raises(ValueError, match=f"attention: expected one without {what}, which"):
+        with pytest.raises(ValueError, match=f"^attention: .*{what}"):
             claim()
 
 
 def test_bad_input(make_case):
     attention = make_case("one head").attention
-    with pytest.raises(ValueError, match="X: expected tokens of dimension 4"):
+    with pytest.raises(ValueError, match=r"^X: "):
         local_upper(attention, torch.zeros(3, 5, dtype=F64))
-    with pytest.raises(ValueError, match=r"X: .*overflow"):
+    with pytest.raises(ValueError, match=r"^X: .*overflow"):
         local_upper(attention, torch.full((3, 4), 1e160, dtype=F64))
-    with pytest.raises(ValueError, match="P: expected entries of at least 0, got -1"):
+    with pytest.raises(ValueError, match=r"^P: "):
         nonnegative_norm_upper(-torch.eye(2))
 
 

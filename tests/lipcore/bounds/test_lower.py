@@ -147,15 +147,15 @@ def test_score_gap_lower_where_V_sees_one_direction_only():
 
 
 def test_bad_input_is_refused():
-    with pytest.raises(ValueError, match="gamma: expected a number at least 0"):
+    with pytest.raises(ValueError, match=r"^gamma: "):
         bounds.adversarial_lower(n=2, radius=1.0, gamma=-1.0, norm_v=1.0)
-    with pytest.raises(ValueError, match="n: expected at least 1"):
+    with pytest.raises(ValueError, match=r"^n: "):
         bounds.masked_lower(n=0, radius=1.0, gamma=1.0, norm_v=1.0)
-    with pytest.raises(ValueError, match="norm_vu: expected a finite number"):
+    with pytest.raises(ValueError, match=r"^norm_vu: "):
         bounds.refined_lower(n=2, radius=1.0, gamma=1.0, norm_vu=math.inf)
-    with pytest.raises(ValueError, match="V: expected 2 columns"):
+    with pytest.raises(ValueError, match=r"^V: "):
         bounds.score_gap_lower(n=2, radius=1.0, A=torch.eye(2), V=torch.eye(3))
-    with pytest.raises(TypeError, match=r"V is torch\.float32 but A is torch\.float64"):
+    with pytest.raises(TypeError, match=r"^V is"):
         bounds.score_gap_lower(n=2, radius=1.0, A=torch.eye(2).double(), V=torch.eye(2))
 
 
@@ -211,11 +211,11 @@ def test_there_are_no_balanced_queries_on_a_line():
     line = torch.ones(1, 1, dtype=F64)
     assert bounds.torn_lower(n=9, radius=2.0, A=line, V=line) == 0
     assert bounds.torn_lower(n=2, radius=2.0, A=EYE, V=EYE) == 0
-    with pytest.raises(ValueError, match="A, radius: expected a matrix other than zero"):
+    with pytest.raises(ValueError, match=r"^A, radius: "):
         bounds.torn_inputs(line, 9, 2.0)
-    with pytest.raises(ValueError, match="n: expected at least 3"):
+    with pytest.raises(ValueError, match=r"^n: "):
         bounds.torn_inputs(EYE, 2, 2.0)
-    with pytest.raises(ValueError, match="V: expected 2 columns"):
+    with pytest.raises(ValueError, match=r"^V: "):
         bounds.torn_lower(n=5, radius=1.0, A=EYE, V=line)
 
 
@@ -286,7 +286,7 @@ def test_one_torn_query_is_of_order_a_from_two_tokens_on(truth):
 def test_a_torn_query_without_values_is_an_input_too():
     assert bounds.own_lower(A=EYE, V=0 * EYE, radius=1.0, n=5) == 0
     assert bounds.own_inputs(EYE, 5, 1.0, V=0 * EYE).shape == (5, 2)
-    with pytest.raises(ValueError, match="n: expected at least 2"):
+    with pytest.raises(ValueError, match=r"^n: "):
         bounds.own_inputs(EYE, 1, 1.0)
 
 

@@ -120,9 +120,9 @@ def test_rows_with_a_known_n():
 
 
 def test_bad_input_is_refused():
-    with pytest.raises(ValueError, match="n"):
+    with pytest.raises(ValueError, match=r"^n: "):
         CausalAverage(0)
-    with pytest.raises(ValueError, match="q"):
+    with pytest.raises(ValueError, match=r"^q: "):
         row_moment(1.0, 1.5)
-    with pytest.raises(ValueError, match="H"):
+    with pytest.raises(ValueError, match=r"^H: "):
         CausalAverage(3).matvec(torch.zeros(4, dtype=F64))

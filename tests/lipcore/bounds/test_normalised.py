@@ -188,9 +188,9 @@ def test_layer_norm_radius_holds_and_is_reached():
 
 
 def test_layer_norm_radius_refuses_bad_input():
-    with pytest.raises(ValueError, match="bias: expected shape"):
+    with pytest.raises(ValueError, match=r"^bias: "):
         layer_norm_radius(gain=torch.ones(2), bias=torch.ones(3))
-    with pytest.raises(ValueError, match="gain: expected at least one entry"):
+    with pytest.raises(ValueError, match=r"^gain: "):
         layer_norm_radius(gain=torch.ones(0))
-    with pytest.raises(ValueError, match="gain: expected finite"):
+    with pytest.raises(ValueError, match=r"^gain: "):
         layer_norm_radius(gain=torch.tensor([math.inf]))

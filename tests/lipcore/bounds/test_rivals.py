@@ -129,7 +129,7 @@ def test_l2_attention_by_hand():
     assert torch.allclose(
         l2_attention_map(X, query, value, output), torch.cat(heads, -1) @ output.mT, atol=1e-12
     )
-    with pytest.raises(ValueError, match="value: expected shape"):
+    with pytest.raises(ValueError, match=r"^value: "):
         l2_attention_map(X, query, value[:1])
 
 
@@ -195,5 +195,5 @@ def test_statements_are_not_stretched(name):
     sunk = Attention(**weights, sinks=torch.zeros(1, dtype=torch.float64))
     refused = ((biased, "query_bias"), (turned, "rotary"), (told, "bias"), (sunk, "sinks"))
     for f, reason in refused:
-        with pytest.raises(ValueError, match=f"expected {reason}=None"):
+        with pytest.raises(ValueError, match=reason):
             getattr(bounds, name)(f, _draw(4, 2, 3))

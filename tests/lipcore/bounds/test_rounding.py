@@ -56,11 +56,11 @@ def test_largest_error_is_reached_and_not_passed(dtype):
 
 
 def test_formats_refuse_what_they_cannot_hold():
-    with pytest.raises(ValueError, match=r"x: expected entries of at most 448 .* got 449"):
+    with pytest.raises(ValueError, match=r"^x: "):
         rounded(torch.tensor([449.0]), torch.float8_e4m3fn)
-    with pytest.raises(ValueError, match="x: expected entries of at most"):
+    with pytest.raises(ValueError, match=r"^x: "):
         largest_error(torch.tensor([math.nan]), torch.bfloat16)
-    with pytest.raises(TypeError, match=r"dtype: expected a floating-point format.*int8"):
+    with pytest.raises(TypeError, match=r"^dtype: "):
         spacing(torch.ones(1), torch.int8)
 
 
@@ -201,12 +201,12 @@ def test_batches_and_single_precision():
 
 def test_refusals():
     f, X = layer("alone"), draw(6, 4)
-    with pytest.raises(ValueError, match="sources: expected some of scores, weights, values"):
+    with pytest.raises(ValueError, match=r"^sources: "):
         rounding_upper(f, X, torch.bfloat16, sources=("tokens",))
-    with pytest.raises(TypeError, match="dtype: expected a floating-point format"):
+    with pytest.raises(TypeError, match=r"^dtype: "):
         rounding_upper(f, X, torch.int8)
-    with pytest.raises(ValueError, match="entries of at most 448"):
+    with pytest.raises(ValueError, match="448"):
         rounding_upper(f, 100 * X, torch.float8_e4m3fn)
     sinks = Attention.from_matrices(torch.eye(2), torch.eye(2), sinks=torch.zeros(1))
-    with pytest.raises(ValueError, match="attention: expected one without sinks"):
+    with pytest.raises(ValueError, match=r"^attention: "):
         rounding_upper(sinks, torch.ones(2, 2), torch.bfloat16)

@@ -75,7 +75,7 @@ def test_peaks_far_out_and_bad_sizes():
         assert peak(0.0) == pytest.approx(1)
         assert math.isfinite(peak(1e300, log=True)) and peak(1e300) == math.inf
         for bad in (-1.0, math.inf):
-            with pytest.raises(ValueError, match="a: expected"):
+            with pytest.raises(ValueError, match=r"^a: "):
                 peak(bad)
 
 

@@ -122,29 +122,15 @@ def test_large_stands_out_from_the_page(index):
     assert min(seen) < 1.05 and 110 < np.argmin(seen) < 146
 
 
-def test_ways_to_ask():
-    assert colours.line("truth") == {"color": colours.colour("ink"), "ls": "-", "marker": "o"}
-    assert "marker" not in colours.line("unified")
-    assert colours.label("smollm2") == "SmolLM2"
-    assert [colours.nth(i) for i in (0, 1, 7, 8)] == 2 * [
-        colours.colour("first"),
-        colours.colour("second"),
-    ]
-    assert colours.shades(3)[-1] == colours.scale("large")[-1][0]
-
-
 @pytest.mark.parametrize(
-    ("ask", "message"),
+    ("ask", "name"),
     [
-        (lambda: colours.colour("red"), "role: no colour for 'red'; there are ground, ink"),
-        (lambda: colours.line("C0"), "role: no colour for 'C0'"),
-        (
-            lambda: colours.scale("viridis"),
-            "name: no colour map 'viridis'; there are large, signed",
-        ),
-        (lambda: colours.shades(0), "count: expected at least 1, got 0"),
+        (lambda: colours.colour("red"), "role"),
+        (lambda: colours.line("C0"), "role"),
+        (lambda: colours.scale("viridis"), "name"),
+        (lambda: colours.shades(0), "count"),
     ],
 )
-def test_what_is_not_in_the_dictionary_is_refused(ask, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
+def test_what_is_not_in_the_dictionary_is_refused(ask, name):
+    with pytest.raises(ValueError, match=f"^{name}: "):
         ask()

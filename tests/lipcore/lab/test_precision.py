@@ -104,10 +104,10 @@ def test_eight_bits_have_one_scale():
 
 def test_refusals():
     f, X = layer(), draw(7, 24)
-    with pytest.raises(ValueError, match=r"source: expected one of tokens, .* got 'mixing'"):
+    with pytest.raises(ValueError, match=r"^source: "):
         stage(f, X, "mixing")
-    with pytest.raises(ValueError, match="X: expected"):
+    with pytest.raises(ValueError, match=r"^X: "):
         stage(f, X[:, :5], "scores")
     sinks = Attention.from_matrices(torch.eye(2), torch.eye(2), sinks=torch.zeros(1))
-    with pytest.raises(ValueError, match="attention: expected one without sinks"):
+    with pytest.raises(ValueError, match=r"^attention: "):
         stage(sinks, torch.ones(2, 2), "scores")

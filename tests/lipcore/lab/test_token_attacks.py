@@ -259,21 +259,21 @@ def test_bad_input_is_refused(model):
         token_scores(model, 0, IDS.repeat(2, 1))
     with pytest.raises(IndexError):
         guided_search(model, 5, IDS, evaluations=2, progress=False)
-    with pytest.raises(ValueError, match="allowed: expected a boolean tensor"):
+    with pytest.raises(ValueError, match=r"^allowed: "):
         random_search(
             model, 0, IDS, evaluations=2, allowed=torch.ones(5, dtype=torch.bool), progress=False
         )
-    with pytest.raises(ValueError, match="copies: expected at least one count"):
+    with pytest.raises(ValueError, match=r"^copies: "):
         guided_search(model, 0, IDS, evaluations=2, copies=(), progress=False)
     nothing = torch.zeros(VOCABULARY, dtype=torch.bool)
-    with pytest.raises(ValueError, match="allowed: expected some token, got none"):
+    with pytest.raises(ValueError, match=r"^allowed: "):
         random_search(model, 0, IDS, evaluations=2, allowed=nothing, progress=False)
     with pytest.raises(ValueError, match="BERT"):
         token_scores(tiny("gpt2"), 0, IDS)
     for search in (guided_search, random_search):
-        with pytest.raises(TypeError, match=r"token_ids: expected a torch.Tensor, got list"):
+        with pytest.raises(TypeError, match=r"^token_ids: "):
             search(model, 0, [1, 2], evaluations=2, progress=False)
-        with pytest.raises(TypeError, match="copies: expected a sequence of counts, got 2"):
+        with pytest.raises(TypeError, match=r"^copies: "):
             search(model, 0, IDS, evaluations=2, copies=2, progress=False)
 
 

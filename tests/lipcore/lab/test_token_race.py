@@ -141,5 +141,5 @@ def test_a_search_after_random_sequences_begins_at_the_best_of_them(model, spent
 
 def test_stored_tables_are_found_or_named():
     assert len(stored_sweep()) > 0
-    with pytest.raises(FileNotFoundError, match="'make nothing' makes it"):
+    with pytest.raises(FileNotFoundError, match="make nothing"):
         token_race.stored_file("nothing.json", "make nothing")

@@ -207,7 +207,7 @@ def test_rounding_moves_weights_by_half_a_step_at_most(some):
     for name, W in rounded(parameters, "bfloat16").items():
         assert ((W - parameters[name]).abs() <= 2.0**-8 * parameters[name].abs()).all()
         assert (W != parameters[name]).any()
-    with pytest.raises(ValueError, match="kind: expected"):
+    with pytest.raises(ValueError, match=r"^kind: "):
         rounded(parameters, "int4")
 
 

