@@ -81,7 +81,7 @@ def first_red(targets: list[str], copy: Path) -> str:
         kind, _, name = target.partition(" ")
         if kind == "page":
             command = ["-m", "jupytext", "--quiet", "--to", "ipynb", "--execute"]
-            command += [f"notebooks/{name}.md", "--output", "/dev/null"]
+            command += [f"notebooks/{name}.md", "--output", f"{copy}/page.ipynb"]
         else:
             command = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *target.split()]
         command = [str(ROOT / ".venv/bin/python"), *command]
@@ -91,6 +91,8 @@ def first_red(targets: list[str], copy: Path) -> str:
             )
         except subprocess.TimeoutExpired:
             return f"{target}: no end"
+        if run.returncode == 5:
+            return f"{target}: no such tests"
         if run.returncode:
             said = [x for x in run.stdout.splitlines() if x.startswith(("FAILED", "ERROR"))]
             return said[0].split(" - ")[0].split(" ", 1)[1] if said else target
@@ -110,6 +112,7 @@ def main() -> int:
     if options.words:
         breakages = [b for b in breakages if any(word in b["name"] for word in options.words)]
     lost = 0
+    whole = {}  # pages that turned red, and whether they run without a breakage
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "book"
         for name in () if options.check else names:
@@ -131,6 +134,10 @@ def main() -> int:
             broken(b, copy / file)
             red = first_red(b["targets"], copy)
             shutil.copy2(ROOT / file, copy / file)
+            if red.startswith("page") and red not in whole:
+                whole[red] = not first_red([red], copy)
+            if not whole.get(red, True):
+                red += ", which is red without the breakage too"
             results[b["name"]] = f"red: {red}" if red else "green"
             print(
                 f"{results[b['name']]:60}  {b['name']}  {time.monotonic() - started:.0f} s",
