@@ -20,7 +20,6 @@ from scipy.special import betaincinv
 from torch import Tensor
 
 from lipcore._checks import check_count, check_number
-from lipcore._draws import draw_normal
 from lipcore.attention import Attention
 from lipcore.autodiff import arranged
 from lipcore.cross import CrossAttention
@@ -33,6 +32,7 @@ from lipcore.sensitivity import differentiated
 #: Vectors of the Lanczos basis that are stored together.
 BLOCK = 16
 
+_OTHER_SEED = 0x6C6970  # hardly anyone's
 _TINY = 1e-150  # to divide by instead of zero
 _SMALLEST_LOG = -80.0  # e^-80 vanishes beside 1
 
@@ -64,10 +64,8 @@ def spectral_norm(
         Largest number of pairs of products; 300 for Lanczos (never more than the dimension needs),
         1000 for power iteration.
     generator : torch.Generator, optional
-        Seed of the random start, which the whole batch shares; a fixed one if left out. The start
-        is drawn from a law of its own, so that it is independent of tokens that come from the same
-        generator. The probability is over this start; it means nothing for an operator built with
-        knowledge of it.
+        Source of the random start, which the whole batch shares; a fixed seed if left out. The
+        probability is over this start; it means nothing for an operator built with knowledge of it.
     probability : float, optional
         Confidence of ``upper``, in (0, 1). With None the iteration stops on its estimate of the
         error alone, a few products earlier. Only the lower bound is then guaranteed: a larger
@@ -177,12 +175,14 @@ def local_lipschitz(
     which = {"norm": norm, "tokens": tokens}
     if not is_layer or differentiable:
         J = AutogradJacobian(f, X, event_dims=event_dims, layout=layout)
+        options["generator"] = _unrelated(options.get("generator"), X, event_dims, layout)
         if differentiable:
             Y, fn = arranged(f, X, layout)
             found = differentiated(spectral_norm, J, fn, Y, **which, **options)
         else:
             found = measured_at(spectral_norm, J, **which, **options)
         return replace(found, layer=f, tokens=X.detach()) if is_layer else found
+    options["generator"] = _unrelated(options.get("generator"), X, event_dims, layout)
     if not f.is_narrow:
         found = measured_at(spectral_norm, f.jacobian(X), **which, **options)
         return replace(found, layer=f, tokens=X)
@@ -193,11 +193,36 @@ def local_lipschitz(
     return replace(found, **vectors, layer=f, tokens=X)
 
 
+def _unrelated(generator, X: Tensor, event_dims: int, layout: str):
+    """Return the generator, or another where its start would be the tokens that it has drawn.
+
+    Whoever draws tokens under the seed 0, as many do, would start at X itself, which a normalised
+    map sends to zero. Another seed makes the start independent of X again.
+    """
+    if not isinstance(generator, torch.Generator | None):
+        return generator  # it is refused later
+    X = X.transpose(0, 1) if layout == "LNE" and X.ndim == 3 else X
+    source = torch.Generator() if generator is None else torch.Generator(generator.device)
+    source = source.manual_seed(0) if generator is None else source.set_state(generator.get_state())
+    tokens = X.detach().flatten(-event_dims).double().to(source.device)
+    start = torch.randn(
+        tokens.shape[-1], generator=source, dtype=tokens.dtype, device=source.device
+    )
+    moved = torch.stack([tokens, tokens - tokens.mean(-1, keepdim=True)])  # or a multiple, shifted
+    cosines = torch.nn.functional.cosine_similarity(moved, start, dim=-1)
+    if bool((cosines.abs() > 0.9).any()):
+        return torch.Generator().manual_seed(_OTHER_SEED)
+    return generator
+
+
 def _random_start(J: LinearOperator, generator: torch.Generator | None) -> Tensor:
     """Return one vector, uniform on the sphere, for all members of the batch: (*batch, N)."""
-    if not isinstance(generator, torch.Generator | None):
+    if generator is None:
+        generator = torch.Generator().manual_seed(0)
+    if not isinstance(generator, torch.Generator):
         raise TypeError(f"generator: expected a torch.Generator, got {type(generator).__name__}")
-    direction = draw_normal((J.shape[1],), generator or 0)
+    like = {"dtype": torch.float64, "device": generator.device}
+    direction = torch.randn(J.shape[1], generator=generator, **like)
     start = (direction / direction.norm()).to(J.device, J.dtype)
     return start.expand(*J.batch_shape, -1).contiguous()
 

@@ -198,32 +198,42 @@ def _heads_at(layer: Attention | CrossAttention, X: Tensor) -> _Heads:
     own = covariances(P, v, k)  # V C_i Kᵀ
     spread = covariances(P, v, v)
     eps = torch.finfo(P.dtype).eps
-    largest_v, largest_k = (x.norm(dim=-1).amax(-1) for x in (v, k))
+    largest_v, largest_k = (x.norm(dim=-1).amax(-1, keepdim=True) for x in (v, k))
     summed = eps * (len(P[0]) + 8 * max(v.shape[-1], k.shape[-1]))  # of a covariance, as a sum
     # weights are wrong by a factor of up to 1 + off, since scores are rounded
-    scores = queries.norm(dim=-1).amax(-1) * keys.norm(dim=-1).amax(-1)
+    scores = queries.norm(dim=-1).amax(-1, keepdim=True) * keys.norm(dim=-1).amax(-1, keepdim=True)
     off = torch.expm1((2 * eps * (k.shape[-1] + 4) * scores).clamp(max=300))
-    trace_v = spread.diagonal(dim1=-2, dim2=-1).sum(-1).amax(-1) + summed * largest_v**2
-    squares = P @ k.square().sum(-1, keepdim=True)
-    trace_k = (squares[..., 0] - (P @ k).square().sum(-1)).amax(-1) + summed * largest_k**2
+    about_v, about_k = (_about_the_first(P, x, off) for x in (v, k))
+    about_both = (about_v * about_k).sqrt()
     seen = second_moments(P.mT, queries, queries)  # Σ_i P_ij q_i q_iᵀ
     query_root = square_root((attention.scale * attention.query).mT)[:, None]
     key_root = square_root(attention.key.mT)[:, None]
     if attention.rotary is not None:  # the scores are those of turned queries and keys
         query_root = _turned(query_root, attention.angles(queries.shape[-2]))
         key_root = _turned(key_root, attention.angles(keys.shape[-2]))
-    in_scores = norms(query_root).amax(-1)
-    own_rounding = summed * largest_v * largest_k + off * (1 + off) * (trace_v * trace_k).sqrt()
+    own_rounding = torch.minimum(summed * largest_v * largest_k + off * about_both, about_both)
+    spread_rounding = torch.minimum(summed * largest_v**2 + off * about_v, about_v)
     return _Heads(
         value=attention.value,
-        norm_p=(1 + off) * nonnegative_norm_upper(P),
+        norm_p=(1 + off[:, 0]) * nonnegative_norm_upper(P),
         own=own @ query_root.mT,
         spread=spread,
-        seen=(1 + off) * _largest_norm(key_root @ seen @ key_root.mT),
-        own_rounding=in_scores * own_rounding,
-        spread_rounding=summed * largest_v**2 + off * trace_v,
+        seen=(1 + off[:, 0]) * _largest_norm(key_root @ seen @ key_root.mT),
+        own_rounding=norms(query_root).amax(-1) * own_rounding.amax(-1),
+        spread_rounding=spread_rounding.amax(-1),
         there=torch.tensor([term in terms for term in range(3)], device=P.device).to(P),
     )
+
+
+def _about_the_first(P: Tensor, points: Tensor, off: Tensor) -> Tensor:
+    """Return E|x − x_*|² of each row, (heads, n), x_* its likeliest point: no less than the trace of C.
+
+    It loses no digits where nearly all weight is on one point, as differences of moments do.
+    """
+    squares = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist").square()
+    first = P.argmax(-1, keepdim=True).expand(*P.shape[:-1], points.shape[-2])
+    weights = torch.where(off[..., None] > 1e100, 1, P)  # which key wins is then unknown
+    return (1 + off) * (weights * squares.gather(-2, first)).sum(-1)
 
 
 def _turned(root: Tensor, angles: Tensor) -> Tensor:

@@ -364,16 +364,16 @@ def measure(
     found = {
         "accuracy": _share(clear > 0),
         "loss": cross_entropy(scores.movedim(-1, 1), answers, reduction="none").mean(-1),
-        "margin": clear.quantile(0.5, dim=-1),
+        "margin": clear.median(-1).values,
         "sigma attention": torch.stack(layers).amax(0).mean(-1),
         "sigma network": whole.mean(-1),
-        "margin over sigma": (clear[:, :MEASURED] / whole).quantile(0.5, dim=-1),
+        "margin over sigma": (clear[:, :MEASURED] / whole).median(-1).values,
     }
     for radius in radii:
         found[f"attacked {radius:g}"] = _share(attacked(trained, X, answers, radius) > 0)
     for kind in ("int8", "bfloat16"):
         moved = logits(rounded(trained.parameters, kind), X, trained.qk_norm)
-        found[f"{kind} moved"] = ((moved - scores).norm(dim=-1) / clear.abs()).quantile(0.5, dim=-1)
+        found[f"{kind} moved"] = ((moved - scores).norm(dim=-1) / clear.abs()).median(-1).values
         found[f"{kind} flipped"] = _share(moved.argmax(-1) != scores.argmax(-1))
     return found
 

@@ -35,6 +35,7 @@ BY_THE_LETTER = {
     "best._separate_terms": "1 + a adds the longest mixing to the longest pull; no row has both",
     "masked.causal_average_norm": "an expansion for large n, not a bound",
     "_matrices.covariances": "own query and others' keys are bounded apart; no input has both large",
+    "copies._within_range": "a limit for sizes beyond 10¹⁰⁰, far from every witness",
     "mean_field.mean_field_upper_paper": "its exponent is twice the one that measures reach",
     "rivals._kim2021": "the fourth root of n is the order of the truth, the root that of the bound",
     "rivals.castin2024_released_compute_bound": "not a bound: an input contradicts it as it is",

@@ -262,7 +262,7 @@ def test_rounding_does_not_take_the_own_query_below_the_truth(size):
     X = torch.tensor([[1.0, 19 / size], [-1.0, 19 / size]], dtype=F64)  # scores of ±19
     own = size * 4 * math.exp(-38) / (1 + math.exp(-38)) ** 2
     bound = local_upper(Attention.from_matrices(A, EYE), X).item()
-    assert max(own, math.sqrt(2)) <= bound <= 40 * max(own, math.sqrt(2))
+    assert max(own, math.sqrt(2)) <= bound <= 2 * max(own, math.sqrt(2))
 
 
 def test_scores_without_a_digit_left_have_no_small_bound():
