@@ -4,7 +4,7 @@ They are stored in ``stored.npz``, so that a rewriting that shall change no numb
 with them. Functions are called by the names that they had when the values were stored;
 ``names.toml`` says what they are called today. This command stores the values of today:
 
-    PYTHONPATH=. .venv/bin/python tests/lipcore/freeze/values.py --save
+    PYTHONPATH=. .venv/bin/python tests/freeze/values.py --save
 
 A stored value may only change with an explanation, in the message of the commit that stores it.
 
@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(HERE.parent / "lipcore"))
 
 import conftest  # noqa: E402
 from tiny_models import inputs_of, tiny_model  # noqa: E402
