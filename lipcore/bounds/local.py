@@ -31,9 +31,9 @@ def local_upper(attention: Attention, X: Tensor) -> Tensor:
         \max_j \big\| \textstyle\sum_i P_{ij} y_iy_i^\top \big\|_2 \Big)^{1/2}.
 
     Heads add up as in :prf:ref:`prop-norm-heads`, and :func:`nonnegative_norm_upper` bounds ‖P‖₂.
-    What scores and covariances may lose to rounding is added. The terms are mixing, own query (the query term) and others' keys (the key term).
-    Cross-attention has the second if the queries' tokens move, and the other two if the memory
-    does.
+    What scores and covariances may lose to rounding is added. The terms are mixing, own query (the
+    query term) and others' keys (the key term). Cross-attention has the second if the queries'
+    tokens move, and the other two if the memory does.
 
     Parameters
     ----------

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import jupytext
 import pytest
+import yaml
 from book_build import execution
 from book_build.reach import Package
 
@@ -139,6 +140,14 @@ def test_a_state_depends_on_code_that_is_reached_data_and_versions(tmp_path, mon
     monkeypatch.setattr(execution, "library_versions", lambda names: [f"{x} 0" for x in names])
     seen.append(state())
     assert len(set(seen)) == len(seen) == 5
+
+
+def test_a_state_of_digits_alone_is_still_a_name():
+    page = "---\nkernelspec: {display_name: Python 3, name: python3}\n---\n"
+    marked = execution.marked(None, "page", page, "4341166441933183")
+    assert (
+        yaml.safe_load(marked.split("---")[1])["kernelspec"]["display_name"] == "4341166441933183"
+    )
 
 
 def test_no_page_of_the_book_reaches_everything():

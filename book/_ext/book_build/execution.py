@@ -121,7 +121,7 @@ def source_of(env, docname: str) -> str:
 
 def marked(env, docname: str, text: str, state: str | None) -> str:
     """Return the text of a page with its state in its front matter."""
-    text, found = KERNEL.subn(rf"\g<1>{state}", text)
+    text, found = KERNEL.subn(rf'\g<1>"{state}"', text)  # without quotes, digits alone are a number
     if state and not found:
         logger.warning("its kernelspec needs a display_name", location=docname)
     return text
