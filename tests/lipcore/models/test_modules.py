@@ -321,3 +321,8 @@ def test_no_tokens_hide_what_a_module_does(kind, tokens, output_bias):
     table = measure(nn.Sequential(module).eval(), X, tol=1e-8)
     J = torch.autograd.functional.jacobian(lambda x: module(x[None])[0], X[0]).reshape(128, 128)
     assert table["sigma"] == pytest.approx([torch.linalg.matrix_norm(J, 2).item()], rel=1e-6)
+
+
+def test_equal_tokens_still_show_who_sees_whom():
+    torch.manual_seed(0)
+    assert from_module(Hidden("causal"), torch.zeros(1, 8, 16, dtype=torch.float64)).causal
