@@ -442,7 +442,12 @@ def test_every_picture_follows_every_hand(anew, name):
         assert page.url == address, "the first page keeps its address"
         return
     told = shown(page, key)
-    page.wait_for_url("**#live=*")
+    kept = "decodeURIComponent(location.hash.slice(6))"  # what follows "#live="
+    page.wait_for_function(f"""() => {{
+        const now = live['{name}'].state();
+        return location.hash && Object.entries(JSON.parse({kept})).every(
+            ([key, value]) => JSON.stringify(now[key]) === JSON.stringify(value));
+    }}""")
     scene = page.url[page.url.index("#") :]
     assert shown(anew(name, scene), key) == told
     for broken in ("#live=[1,2", '#live={"tokens":3,"p":"x","family":7,"order":"x","push":1}'):
