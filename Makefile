@@ -18,8 +18,8 @@ STAMP := $(VENV)/.installed
 BUILD := _build
 WEIGHTS := $(BUILD)/.weights
 
-# This checkout's package goes before any installed one, in every process the targets start.
-export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
+# This checkout's packages go before any installed ones, in every process the targets start.
+export PYTHONPATH := $(CURDIR):$(CURDIR)/notebooks$(if $(PYTHONPATH),:$(PYTHONPATH))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
@@ -37,10 +37,10 @@ $(STAMP): requirements.lock pyproject.toml
 	@touch $@
 
 weights: $(WEIGHTS)  ## fetch the pretrained weights, photographs and speech (once)
-$(WEIGHTS): $(wildcard lipcore/models/sources.py) | $(STAMP)
-	$(BIN)/lipcore fetch minilm smollm2 bible vit whisper photos speech
+$(WEIGHTS): $(wildcard notebooks/lab/models/sources.py) | $(STAMP)
+	$(BIN)/python -m lab fetch minilm smollm2 bible vit whisper photos speech
 	@# the first load unpacks weights once; several pages at the same time would each do it
-	$(BIN)/python -c 'from lipcore import models; [models.load(name) for name in ("smollm2", "vit", "whisper")]'
+	$(BIN)/python -c 'from lab import models; [models.load(name) for name in ("smollm2", "vit", "whisper")]'
 	@mkdir -p $(BUILD) && touch $@
 
 lab: $(STAMP) $(WEIGHTS)  ## open the chapters as notebooks in JupyterLab
@@ -87,33 +87,33 @@ check: book  ## open every built page in a browser and check it
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/pages -p no:cacheprovider $(PYTEST_FLAGS)
 
 attack: $(STAMP) $(WEIGHTS)  ## try to break every bound, at length
-	$(BIN)/python -m lipcore.lab.attack --output $(BUILD)/attack.json $(ATTACK_FLAGS)
+	$(BIN)/python -m lab.attack --output $(BUILD)/attack.json $(ATTACK_FLAGS)
 
 sweep: $(STAMP) $(WEIGHTS)  ## measure what the chapters on real text rest on (75 minutes of one core; resumes), store the tables
 	for plan in sweep texts; do \
-	  OMP_NUM_THREADS=1 $(BIN)/lipcore sweep --plan book/data/$$plan.toml --folder $(BUILD)/sweep --export book/data/$$plan.parquet $(SWEEP_FLAGS) || exit; \
+	  OMP_NUM_THREADS=1 $(BIN)/python -m lab sweep --plan book/data/$$plan.toml --folder $(BUILD)/sweep --export book/data/$$plan.parquet $(SWEEP_FLAGS) || exit; \
 	done
 
 images: $(STAMP) $(WEIGHTS)  ## measure the models of images and of speech (some minutes; resumes), store the table
-	OMP_NUM_THREADS=1 $(BIN)/python -m lipcore.lab.images_and_speech --folder $(BUILD)/images --export book/data/images_and_speech.parquet
+	OMP_NUM_THREADS=1 $(BIN)/python -m lab.images_and_speech --folder $(BUILD)/images --export book/data/images_and_speech.parquet
 
 searches: $(STAMP) $(WEIGHTS)  ## run the searches of the chapter on attacks in token space against each other (5 minutes of one core), store them
-	OMP_NUM_THREADS=1 $(BIN)/python -m lipcore.lab.token_race book/data/searches.json
+	OMP_NUM_THREADS=1 $(BIN)/python -m lab.token_race book/data/searches.json
 
 depth: $(STAMP) $(WEIGHTS)  ## measure σ through the depth of three models (4 minutes of one core; resumes), store it
-	OMP_NUM_THREADS=1 $(BIN)/python -m lipcore.lab.depth book/data/depth.json
+	OMP_NUM_THREADS=1 $(BIN)/python -m lab.depth book/data/depth.json
 
 training: $(STAMP)  ## train the small Transformers of the page on training (10 minutes of one core; resumes), store what comes out
-	OMP_NUM_THREADS=1 $(BIN)/python -m lipcore.lab.training book/data/training.json
+	OMP_NUM_THREADS=1 $(BIN)/python -m lab.training book/data/training.json
 
 paper: $(STAMP)  ## redo the paper's figures on BERT and GPT-2 (needs the hub; resumes) in _build/paper
 	@$(BIN)/python -c 'import datasets' 2>/dev/null || $(BIN)/python -m pip install --quiet --retries 0 --timeout 5 $(PIP_FLAGS) -c requirements.lock datasets 2>/dev/null || true
-	OMP_NUM_THREADS=1 $(BIN)/python -m lipcore.lab.paper $(BUILD)/paper $(PAPER_FLAGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m lab.paper $(BUILD)/paper $(PAPER_FLAGS)
 
 bench: $(STAMP) $(WEIGHTS)  ## time the package against its rivals (some minutes; leave the machine alone), store the table
 	$(BIN)/python -m pytest benchmarks --timeout 0 --benchmark-only --benchmark-columns=min,median,rounds --benchmark-json=$(BUILD)/benchmarks.json $(BENCH_FLAGS)
-	$(BIN)/python -m benchmarks.distil $(BUILD)/benchmarks.json book/data/benchmarks.json
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.stops book/data/benchmarks.json
+	$(BIN)/python -m lab.distil $(BUILD)/benchmarks.json book/data/benchmarks.json
+	OMP_NUM_THREADS=1 $(BIN)/python -m lab.stops book/data/benchmarks.json
 
 lint: $(STAMP)  ## check the style of the code, the cells and prose of the pages, the project's files
 	$(BIN)/ruff check .
@@ -127,7 +127,7 @@ lock: $(STAMP)  ## write the versions in .venv to requirements.lock
 
 clean:  ## remove what the targets built, but not .venv
 	rm -rf $(BUILD) .pytest_cache .ruff_cache .hypothesis .benchmarks build dist *.egg-info
-	find lipcore tests book benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find lipcore notebooks tests book benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean  ## remove .venv too
 	rm -rf $(VENV)

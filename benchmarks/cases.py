@@ -8,9 +8,10 @@ import math
 import torch
 from torch import Tensor
 
-from lipcore import Attention, local_lipschitz, models
+from lab import models
+from lab.models.texts import load_text, sequences
+from lipcore import Attention, local_lipschitz
 from lipcore.jacobian import AttentionJacobian, cut_into_tiles
-from lipcore.models.texts import load_text, sequences
 
 LENGTHS = (8, 32, 64, 128, 256)
 LAYER = 3

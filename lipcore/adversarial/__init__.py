@@ -7,7 +7,6 @@ The local constant at one input of a set is a *lower* bound of the Lipschitz con
 from lipcore.adversarial.ascent import Ascent, ascend
 from lipcore.adversarial.pairs import eigenvector_inputs, reduced_scores, score_gap_inputs
 from lipcore.adversarial.shared_key import SharedKey, shared_key_inputs
-from lipcore.adversarial.star import star_inputs
 from lipcore.adversarial.worst_case import worst_case_inputs
 
 __all__ = [
@@ -18,6 +17,5 @@ __all__ = [
     "reduced_scores",
     "score_gap_inputs",
     "shared_key_inputs",
-    "star_inputs",
     "worst_case_inputs",
 ]

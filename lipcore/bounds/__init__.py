@@ -16,9 +16,6 @@ Module                  What it holds
 ``normalised``          upper bounds for tokens that come out of LayerNorm or RMSNorm
 ``local``               the local bound, an upper bound at one input
 ``change``              upper bounds on how far the outputs move under a change of finite size
-``rounding``            bounds on the errors of low precision
-``l2``                  upper bounds for attention with squared distances (L2 attention)
-``rivals``              bounds that others have published
 ======================  ==========================================================================
 
 Closed forms take sizes as keyword-only arguments and return a float: ``n`` tokens of norm at most
@@ -44,7 +41,6 @@ from lipcore.bounds.copies import (
     torn_lower,
 )
 from lipcore.bounds.gap import eigen_gamma, score_gap, score_gap_upper
-from lipcore.bounds.l2 import l2_attention_upper
 from lipcore.bounds.large_radius_limit import LargeRadius, large_radius, large_radius_error
 from lipcore.bounds.layer import layer_upper, score_reach
 from lipcore.bounds.local import local_terms, local_upper, nonnegative_norm_upper
@@ -79,16 +75,6 @@ from lipcore.bounds.normalised import (
     normalised_reach,
     normalised_upper,
 )
-from lipcore.bounds.rivals import (
-    castin2024_released_compute_bound,
-    emadi2026_softmax_norm,
-    emadi2026_token_upper,
-    kim2021_l2_upper,
-    kim2021_l2_upper_restated,
-    softmax_norm_upper,
-    yudin2025_local_upper,
-)
-from lipcore.bounds.rounding import rounding_upper
 from lipcore.bounds.rows import torn_peak, two_dirac_peak
 from lipcore.bounds.sequences import (
     general_upper,
@@ -107,18 +93,12 @@ __all__ = [
     "adversarial_lower",
     "best_lower",
     "best_upper",
-    "castin2024_released_compute_bound",
     "causal_average_norm",
     "change_upper",
     "copies_inputs",
     "copies_lower",
     "eigen_gamma",
-    "emadi2026_softmax_norm",
-    "emadi2026_token_upper",
     "general_upper",
-    "kim2021_l2_upper",
-    "kim2021_l2_upper_restated",
-    "l2_attention_upper",
     "large_radius",
     "large_radius_error",
     "largest_affine_norm",
@@ -144,13 +124,11 @@ __all__ = [
     "pulled_inputs",
     "pulled_lower",
     "refined_lower",
-    "rounding_upper",
     "row_moment",
     "score_gap",
     "score_gap_lower",
     "score_gap_upper",
     "score_reach",
-    "softmax_norm_upper",
     "tangent_error_upper",
     "torn_inputs",
     "torn_lower",
@@ -160,5 +138,4 @@ __all__ = [
     "unified_upper",
     "unified_upper_rate",
     "unified_upper_sharp",
-    "yudin2025_local_upper",
 ]

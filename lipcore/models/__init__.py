@@ -1,54 +1,8 @@
-"""From a model to its attention layers, and the tokens that enter them.
+"""From a module of PyTorch or transformers to attention, and to the tokens that enter it.
 
->>> from lipcore.models import load
->>> model = load("minilm")  # doctest: +SKIP
->>> ids = model.encode("The layer is measured on this sentence.")  # doctest: +SKIP
->>> model.attention(3)(model.hidden_states(3, ids)).shape  # doctest: +SKIP
-torch.Size([1, 8, 384])
+>>> import torch, lipcore
+>>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+>>> model = torch.nn.TransformerEncoder(layer, 2).eval()
+>>> len(lipcore.measure(model, torch.randn(1, 3, 8)))
+2
 """
-
-from __future__ import annotations
-
-import importlib
-from typing import TYPE_CHECKING
-
-from lipcore.models.sources import ModelSource, available, cache_dir, fetch, provenance
-
-if TYPE_CHECKING:
-    from lipcore.models.language_model import LanguageModel, load
-    from lipcore.models.loaded import LoadedModel
-    from lipcore.models.modules import from_module
-
-__all__ = [
-    "LanguageModel",
-    "LoadedModel",
-    "ModelSource",
-    "available",
-    "cache_dir",
-    "fetch",
-    "from_module",
-    "load",
-    "provenance",
-]
-
-_HOMES = {
-    "LanguageModel": "lipcore.models.language_model",
-    "load": "lipcore.models.language_model",
-    "LoadedModel": "lipcore.models.loaded",
-    "from_module": "lipcore.models.modules",
-}
-
-
-def __getattr__(name: str):
-    """Import what needs PyTorch on first use, since the command line's help does without it.
-
-    ``Normalisation``, of :mod:`lipcore.bounds`, can be imported from here too.
-    """
-    if name not in (*_HOMES, "Normalisation"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = _HOMES.get(name, "lipcore.models.language_model")
-    return getattr(importlib.import_module(home), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

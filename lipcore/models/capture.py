@@ -41,7 +41,7 @@ def capture(model: nn.Module, name: str, *args, **inputs) -> tuple[Captured, Ten
 
     Parameters
     ----------
-    model : torch.nn.Module, or one from :func:`lipcore.models.load`
+    model : torch.nn.Module, or an object whose ``model`` is one
         In evaluation mode.
     name : str
         The name of the submodule, as ``model.named_modules()`` lists it; ``""`` is the model
@@ -245,7 +245,7 @@ def captured(call: Call, name: str | None = None) -> Captured:
 
 
 def module_of(model) -> nn.Module:
-    """Return the module itself, or that of a :class:`~lipcore.models.LoadedModel`."""
+    """Return the module itself, or the ``model`` of what holds one."""
     module = model if isinstance(model, nn.Module) else getattr(model, "model", None)
     if not isinstance(module, nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")

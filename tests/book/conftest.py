@@ -83,7 +83,7 @@ print("value", VALUE)
 
 ```{code-cell} python3
 :tags: [remove-input]
-from lipcore.lab.claims import checked, claim
+from lab.claims import checked, claim
 claim("growth", "The norm is at most $2\\sqrt{n}$.", source="paper", status="enclosed",
       ratio=[0.25, 0.5], theorem="thm-growth")
 ```
@@ -123,7 +123,7 @@ By {prf:ref}`thm-growth` and {prf:ref}`lem-unclaimed`.
 
 ```{code-cell} python3
 :tags: [remove-input]
-from lipcore.lab.claims import claim
+from lab.claims import claim
 claim("decay", "It decays.", source="book", status="checked", ratio=0.5, theorem="thm-decay")
 ```
 
@@ -149,7 +149,7 @@ mystnb:
   image:
     alt: a line that rises
 ---
-from lipcore.lab import colours, plotting
+from lab import colours, plotting
 plotting.use_style()
 fig, ax = plotting.figure()
 ax.plot([1, 2], **colours.line("unified"));
@@ -197,7 +197,7 @@ def settings(folder: Path) -> dict:
     config["bibtex_bibfiles"] = ["references.bib"]
     config["sphinx"]["local_extensions"]["book_build"] = str(ROOT / "book" / "_ext")
     config["sphinx"]["config"] |= {
-        "book_package": "tinypkg",
+        "book_packages": ["tinypkg"],
         "book_data": ["data"],
         "book_preload": ["json"],
     }

@@ -9,7 +9,7 @@ import nbformat
 import yaml
 from lxml.html import HtmlElement, fromstring
 
-from lipcore.lab.colours import ROLES
+from lab.colours import ROLES
 
 CELL = "\n```{{code-cell}} python3\n{}\n```\n"
 
@@ -19,8 +19,7 @@ EXECUTION = [
     ("notebooks/two.md", "bound, truth = 1.0, 1.5\nassert truth <= bound", "AssertionError"),
     (
         "notebooks/three.md",
-        "from lipcore.lab.claims import claim\n"
-        "claim('x', 'y', source='book', status='proved', ratio=2.0)",
+        "from lab.claims import claim\nclaim('x', 'y', source='book', status='proved', ratio=2.0)",
         "contradicts it",
     ),
 ]
@@ -37,7 +36,7 @@ READING = [
     (
         "notebooks/three.md",
         CELL.format(
-            "from lipcore.lab.claims import claim\n"
+            "from lab.claims import claim\n"
             "claim('again', 'Again.', source='book', status='checked')"
         )
         * 2,
@@ -46,7 +45,7 @@ READING = [
     (
         "notebooks/two.md",
         CELL.format(
-            "from lipcore.lab.claims import checked, claim\n"
+            "from lab.claims import checked, claim\n"
             "claim('lost', 'Lost.', source='book', status='checked', theorem='thm-growth')"
         ),
         "claim 'lost': there is no theorem 'thm-growth' on this page",
@@ -71,7 +70,7 @@ READING = [
     (
         "notebooks/two.md",
         CELL.format("fig, ax = plotting.figure()\nax.plot([1, 2], color='#ff0000');"),
-        "a figure: #ff0000 is not in lipcore.lab.colours",
+        "a figure: #ff0000 is not in lab.colours",
     ),
 ]
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lipcore.lab import colours, plotting
+from lab import colours, plotting
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "book" / "_ext"))
 from book_build.figures import UnknownColourError, dark_picture, dark_version

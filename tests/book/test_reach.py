@@ -120,26 +120,41 @@ def test_docstrings_and_comments_do_not_matter(tmp_path, package):
 
 
 def test_a_state_depends_on_code_that_is_reached_data_and_versions(tmp_path, monkeypatch):
-    for name, text in (("pkg/one.py", "a = 1"), ("pkg/two.py", "b = 2"), ("data/table", "1")):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+    files = {"pkg/__init__.py": "", "pkg/one.py": "a = 1", "pkg/two.py": "b = 2", "data/table": "1"}
+    files |= {
+        "pages/lab/__init__.py": "",
+        "pages/lab/three.py": "from pkg import one",
+        "pages/lab/four.py": "c = 3",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
 
-    config = SimpleNamespace(book_package="pkg", book_data=["data"], book_libraries=["numpy"])
+    packages = ["pkg", "pages/lab"]
+    config = SimpleNamespace(book_packages=packages, book_data=["data"], book_libraries=["numpy"])
     app = SimpleNamespace(srcdir=tmp_path, config=config)
 
-    def state() -> str:
-        return execution.states.__wrapped__(app).of("import pkg.one")
+    def state(code: str = "import pkg.one") -> str:
+        return execution.states.__wrapped__(app).of(code)
 
     seen = [state()]
-    assert state() == seen[0]
+    further = state("from lab import three")
+    assert state() == seen[0] != further
     (tmp_path / "pkg" / "two.py").write_text("b = 3")
-    assert state() == seen[0]
+    (tmp_path / "pages" / "lab" / "four.py").write_text("c = 4")
+    assert (state(), state("from lab import three")) == (seen[0], further)
+    (tmp_path / "pages" / "lab" / "three.py").write_text("from pkg import one\nd = 5")
+    assert state() == seen[0] and state("from lab import three") != further
+    further = state("from lab import three")
+    (tmp_path / "pkg" / "one.py").write_text("a = 3")
+    assert state() != seen[0] and state("from lab import three") != further
+    seen.append(state())
     for name, text in (("pkg/one.py", "a = 2"), ("data/table", "2"), ("pkg/list.json", "[]")):
         (tmp_path / name).write_text(text)
         seen.append(state())
     monkeypatch.setattr(execution, "library_versions", lambda names: [f"{x} 0" for x in names])
     seen.append(state())
-    assert len(set(seen)) == len(seen) == 5
+    assert len(set(seen)) == len(seen) == 6
 
 
 def test_a_state_of_digits_alone_is_still_a_name():
@@ -152,7 +167,7 @@ def test_a_state_of_digits_alone_is_still_a_name():
 
 def test_no_page_of_the_book_reaches_everything():
     """Otherwise each change of the package would execute it again."""
-    package = Package(ROOT / "lipcore")
+    package = Package(ROOT / "lipcore", ROOT / "notebooks" / "lab")
     for path in sorted((ROOT / "notebooks").glob("*.md")):
         cells = jupytext.read(path, fmt="md:myst").cells
         code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")

@@ -5,6 +5,7 @@ import pytest
 from freeze.values import NAMES, STORED, call, difference, values
 
 
+@pytest.mark.timeout(1800)
 def test_no_number_has_changed():
     """Compare all values with those stored, and say which differ, by how much, and where."""
     with np.load(STORED) as file:

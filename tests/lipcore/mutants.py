@@ -1,4 +1,4 @@
-"""Small changes of the functions of ``lipcore.bounds``: a constant by a tenth, a term left out."""
+"""Small changes of the functions that bound: a constant by a tenth, a term left out."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from types import FunctionType, ModuleType
 
+from lab import l2, rivals, rounding
 from lipcore import bounds
 
 MODULES = [
     importlib.import_module(f"lipcore.bounds.{module.name}")
     for module in pkgutil.iter_modules(bounds.__path__)
-]
+] + [l2, rivals, rounding]
 #: Sums of what their arguments are the logarithms of.
 _SUMS = ("log_add", "log_sum", "log_one_plus")
 

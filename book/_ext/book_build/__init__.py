@@ -1,7 +1,7 @@
 """The book's own Sphinx extension: what Jupyter Book leaves out, with one module for each concern.
 
 ========== ==========================================================================
-reach      which modules of the package a page can reach
+reach      which modules of our packages a page can reach
 execution  cache keyed on what a page reaches; uncached notebooks in parallel
 offline    MathJax served by the book itself; redirect page; files for the host
 pages      unique ids, launch buttons that open, accessible tables, links to the repository
@@ -28,6 +28,12 @@ After a build, and without Sphinx, ``editions`` makes the archive, and with ``pr
 """
 
 from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+# Parts of the extension import the laboratory, which is nowhere installed.
+sys.path.insert(0, str(Path(__file__).parents[3] / "notebooks"))
 
 from sphinx.application import Sphinx
 

@@ -18,7 +18,7 @@ from sphinx.application import Sphinx
 from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util.docutils import SphinxDirective
 
-from lipcore.lab.claims import STATUSES
+from lab.claims import STATUSES
 
 from .scoreboard import reading_order
 from .search import plain

@@ -12,7 +12,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from lipcore.lab.colours import GROUND, MAPS, ROLES, Role, scale
+from lab.colours import GROUND, MAPS, ROLES, Role, scale
 
 from .tables import build_table
 
@@ -41,7 +41,7 @@ def style_sheet() -> str:
             fixed.append(f"{variable}-{mode}: {getattr(role, mode)};")
             shown[mode].append(f"{variable}: var({variable}-{mode});")
     return (
-        "/* Made from lipcore.lab.colours, the only place that names a colour. */\n"
+        "/* Made from lab.colours, the only place that names a colour. */\n"
         f":root {{ {' '.join(fixed + shown['light'])} }}\n"
         f'html[data-theme="dark"] {{ {" ".join(shown["dark"])} }}\n'
     )

@@ -139,17 +139,24 @@ class References:
 
 
 def opening_cells(app: Sphinx, docname: str) -> list:
-    """Say where the notebook comes from, and install the package where it is missing."""
+    """Say where the notebook comes from, and get the book's repository where it is missing."""
     repository = app.config.html_theme_options.get("repository_url", "").rstrip("/")
     note = (
         f"*A page of “{app.config.html_title}”, executed when the book was built. "
         f"Source: [`{docname}.md`]({repository}/blob/main/{docname}.md).*"
     )
+    folder = repository.rsplit("/", 1)[-1]
     install = (
-        "# Outside a copy of the book's repository: install the package that this page imports.\n"
-        "import importlib.util\n\n"
-        'if importlib.util.find_spec("lipcore") is None:\n'
-        f'    %pip install --quiet "lipcore[book] @ git+{repository}"'
+        "# Outside a copy of the book's repository: get one, with what this page imports.\n"
+        "import importlib.util\n"
+        "import sys\n"
+        "from pathlib import Path\n\n"
+        f'checkout = Path("{folder}").resolve()\n'
+        'if importlib.util.find_spec("lab") is None:\n'
+        "    if not checkout.is_dir():\n"
+        f"        !git clone --quiet --depth 1 {repository}\n"
+        f'    %pip install --quiet "./{folder}[book]"\n'
+        '    sys.path += [str(checkout / "notebooks")]'
     )
     return [
         nbformat.v4.new_markdown_cell(note, id="book-source"),

@@ -61,16 +61,15 @@ def library_versions(names: list[str]) -> list[str]:
 
 
 class States:
-    """The states of pages, for the present package, data and libraries."""
+    """The states of pages, for the present packages, data and libraries."""
 
-    def __init__(self, root: Path, package: str, data: list[str], libraries: list[str]):
-        self.package = Package(root / package)
+    def __init__(self, root: Path, packages: list[str], data: list[str], libraries: list[str]):
+        self.package = Package(*(root / package for package in packages))
         self.common = hashlib.sha256(repr(sys.version_info[:2]).encode())
         self.common.update(repr(library_versions(libraries)).encode())
         files = {path for name in data for path in (root / name).rglob("*")}
-        files |= {
-            path for path in (root / package).rglob("*") if path.suffix not in (".py", ".pyc")
-        }
+        inside = {path for package in packages for path in (root / package).rglob("*")}
+        files |= {path for path in inside if path.suffix not in (".py", ".pyc")}
         for path in sorted(path for path in files if path.is_file()):
             self.common.update(f"{path.relative_to(root).as_posix()}\0".encode())
             self.common.update(hashlib.sha256(path.read_bytes()).digest())
@@ -88,14 +87,16 @@ def states(app: Sphinx) -> States:
     """Return the states of this build."""
     config = app.config
     root = Path(app.srcdir)
-    return States(root, config.book_package, config.book_data, config.book_libraries)
+    return States(root, config.book_packages, config.book_data, config.book_libraries)
 
 
 def use_this_checkout(app: Sphinx, config) -> None:
-    """Let notebooks import the package beside them, not an installed copy; set their threads and memory."""
-    root = str(app.srcdir)
-    sys.path.insert(0, root)
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    """Let pages import the packages of this checkout, not an installed copy; set their threads and memory."""
+    places = [str((Path(app.srcdir) / package).parent) for package in config.book_packages]
+    places = list(dict.fromkeys(places))
+    sys.path[:0] = places
+    known = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([*places, *([known] if known else [])])
     os.environ.update(dict.fromkeys(ONE_THREAD, "1") | REUSED)
 
 
@@ -258,7 +259,7 @@ def forget_after_failure(app: Sphinx, exception) -> None:
 
 def setup(app: Sphinx) -> None:
     """Register the settings and the hooks."""
-    app.add_config_value("book_package", "lipcore", "env", [str])
+    app.add_config_value("book_packages", ["lipcore"], "env", [list])
     app.add_config_value("book_data", [], "env", [list])
     app.add_config_value("book_libraries", [], "env", [list])
     app.add_config_value("book_preload", [], "", [list])

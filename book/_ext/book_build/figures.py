@@ -1,6 +1,6 @@
 """Figures for light and dark: the dark version is made from the light one, by the dictionary of colours.
 
-A cell draws its figure once, as SVG, in the light colours of :mod:`lipcore.lab.colours`. Here each of them is
+A cell draws its figure once, as SVG, in the light colours of :mod:`lab.colours`. Here each of them is
 replaced by its dark value, in the pictures within the SVG as well, and the page gets both versions, of which the
 theme shows one. A figure with a colour that the dictionary does not know fails the build.
 """
@@ -20,7 +20,7 @@ from PIL import Image
 from sphinx.application import Sphinx
 from sphinx.util import logging
 
-from lipcore.lab.colours import dark_values
+from lab.colours import dark_values
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ def show_both(app: Sphinx, doctree: nodes.document) -> None:
         try:
             text = dark_version(light.read_text(encoding="utf8"))
         except UnknownColourError as error:
-            text = "%s: %s is not in lipcore.lab.colours; take a role from there"
+            text = "%s: %s is not in lab.colours; take a role from there"
             logger.warning(text, name_of(image), error, location=env.docname)
             continue
         light.with_name(f"{light.stem}-dark.svg").write_text(text, encoding="utf8")

@@ -77,10 +77,11 @@ def own_templates(app: Sphinx, config) -> None:
 def public_names(app: Sphinx, env, node, contnode):
     """Let ``lipcore.name``, ``lipcore.bounds.name`` or ``name`` refer to the module where it is documented."""
     package, _, name = node.get("reftarget", "").rpartition(".")
-    if node.get("refdomain") != "py" or not f"{package or 'lipcore'}.".startswith("lipcore."):
+    root = package.split(".")[0] or "lipcore"
+    if node.get("refdomain") != "py" or root not in ("lipcore", "lab"):
         return None
     objects = env.get_domain("py").objects
-    homes = [k for k in objects if k.startswith("lipcore.") and k.endswith(f".{name}")]
+    homes = [k for k in objects if k.startswith(f"{root}.") and k.endswith(f".{name}")]
     if len(homes) != 1:
         return None
     home = objects[homes[0]]

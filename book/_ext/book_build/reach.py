@@ -1,10 +1,10 @@
-"""Which modules of the package a page can reach, read from its imports without running anything.
+"""Which modules of our packages a page can reach, read from its imports without running anything.
 
 A page reaches the modules that it imports, and those that these import, wherever in a file the import stands.
 A name imported from a folder is followed through its ``__init__`` to the module that defines it, so that
 ``from lipcore.bounds import general_upper`` does not reach every bound. What cannot be followed (``import *``,
 a name that is nowhere to be found, an import by a computed name, code that is not plain Python) reaches the
-whole package.
+whole of them.
 """
 
 from __future__ import annotations
@@ -124,15 +124,16 @@ class Module:
 
 
 class Package:
-    """The modules of a package by their full names."""
+    """The modules of one package, or of several, by their full names."""
 
-    def __init__(self, folder: Path):
-        self.name = folder.name
+    def __init__(self, *folders: Path):
+        self.names = {folder.name for folder in folders}
         self.modules: dict[str, Module] = {}
-        for path in sorted(folder.rglob("*.py")):
-            parts = path.relative_to(folder.parent).with_suffix("").parts
-            name = ".".join(parts).removesuffix(".__init__")
-            self.modules[name] = Module(name, path)
+        for folder in folders:
+            for path in sorted(folder.rglob("*.py")):
+                parts = path.relative_to(folder.parent).with_suffix("").parts
+                name = ".".join(parts).removesuffix(".__init__")
+                self.modules[name] = Module(name, path)
 
     def reached_from(self, code: str) -> set[str]:
         """Return the full names of the modules that a piece of code can reach."""
@@ -173,7 +174,7 @@ class Package:
             else:
                 known = self.modules.get(home)
                 modules = {home} if known and not known.passes_on_only else set()
-                found = local if local == self.name else home
+                found = local if local in self.names else home
             used |= modules
             if found in self.modules and self.modules[found].is_folder:
                 folders[local] = found
@@ -195,7 +196,7 @@ class Package:
 
     def follow(self, home: str, name: str) -> tuple[set[str], str]:
         """Return the modules that ``home.name`` stands for or comes from, and the folder it is, if it is one."""
-        if home.split(".")[0] != self.name:
+        if home.split(".")[0] not in self.names:
             return set(), ""
         if home not in self.modules:
             raise CannotTell

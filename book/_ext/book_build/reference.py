@@ -18,7 +18,7 @@ SECTION = """### `{name}`
 
 ```{{eval-rst}}
 .. automodule:: {name}
-   :members:
+{members}
 ```
 """
 
@@ -30,18 +30,25 @@ def public_modules(folder: Path) -> list[str]:
     return sorted(name for name in modules + folders if not name.startswith("_"))
 
 
-def sections(root: Path, package: str, first: list[str]) -> str:
-    """Return the sections of the modules of a package, those of ``first`` before the others."""
-    names = public_modules(root.joinpath(*package.split(".")))
+def sections(root: Path, package: str, first: list[str], apart: set[str] = frozenset()) -> str:
+    """Return the sections of the modules of a package, those of ``first`` before the others.
+
+    Of a package in ``apart``, whose modules have sections of their own, only the text is shown.
+    """
+    places = (root.joinpath(place, *package.split(".")) for place in ("", "notebooks"))
+    names = public_modules(next(place for place in places if place.is_dir()))
     names.sort(key=lambda name: first.index(name) if name in first else len(first))
-    return "\n".join(SECTION.format(name=f"{package}.{name}") for name in names)
+    full = [f"{package}.{name}" for name in names]
+    shown = [(name, "" if name in apart else "   :members:") for name in full]
+    return "\n".join(SECTION.format(name=name, members=members) for name, members in shown)
 
 
 def expand(app: Sphinx, docname: str, source: list[str]) -> None:
     """Write the sections in place of the directive."""
     root = Path(app.srcdir)
+    apart = {place["package"] for place in PLACE.finditer(source[0])}
     source[0] = PLACE.sub(
-        lambda place: sections(root, place["package"], place["first"].split()), source[0]
+        lambda place: sections(root, place["package"], place["first"].split(), apart), source[0]
     )
 
 

@@ -1,6 +1,6 @@
 """Claims are shown in the box of their theorem, and checks are folded under the line of their result.
 
-The cells of a page leave a :class:`lipcore.lab.claims.Claim` or a :class:`lipcore.lab.claims.Checked` as data with a
+The cells of a page leave a :class:`lab.claims.Claim` or a :class:`lab.claims.Checked` as data with a
 MIME type of its own. A claim that names a theorem of its page becomes a line at the foot of that theorem, which says
 its statement only if the theorem has several; one that names none becomes a box where it stands. A cell with the tag
 ``check`` is folded under its line, and the code of a figure below the figure.
@@ -16,7 +16,7 @@ from sphinx.application import Sphinx
 from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util import logging
 
-from lipcore.lab.claims import CHECKED_TYPE, MIME_TYPE, format_ratio
+from lab.claims import CHECKED_TYPE, MIME_TYPE, format_ratio
 
 from .citations import source_nodes
 from .scoreboard import maths

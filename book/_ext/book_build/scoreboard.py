@@ -1,6 +1,6 @@
 """``{scoreboard}``: every claim of the book, collected from the outputs of the executed pages.
 
-A cell whose value is a :class:`lipcore.lab.claims.Claim` leaves it in the notebook as data with a MIME type of
+A cell whose value is a :class:`lab.claims.Claim` leaves it in the notebook as data with a MIME type of
 its own. Nothing in the tables is typed by hand. The whole board has one table for each part of the book, and a
 filter that ``board.js`` shows: without scripts the tables stand there complete.
 """
@@ -21,7 +21,7 @@ from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
-from lipcore.lab.claims import MIME_TYPE, STATUSES, format_ratio
+from lab.claims import MIME_TYPE, STATUSES, format_ratio
 
 from .citations import source_nodes
 from .execution import executed_notebook

@@ -9,7 +9,7 @@ from pathlib import Path
 from lxml.html import fromstring
 from sphinx.application import Sphinx
 
-from lipcore.lab.colours import ROLES
+from lab.colours import ROLES
 
 from .search import is_quoted, words_of
 

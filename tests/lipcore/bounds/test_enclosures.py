@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 from flint import arb, arb_mat, ctx
-from intervals import above, largest, power, root, smallest
 
+from intervals import above, largest, power, root, smallest
+from lab.l2 import distance_spread
 from lipcore import bounds
-from lipcore.bounds.l2 import distance_spread
 from lipcore.bounds.masked import log_moments
 from lipcore.measures import TwoDirac
 

@@ -7,9 +7,11 @@ import math
 import pytest
 import torch
 
-from lipcore import AutogradJacobian, bounds, local_lipschitz
-from lipcore.adversarial import star_inputs
-from lipcore.lab.zoo import l2_attention_map
+from lab.l2 import l2_attention_upper
+from lab.rivals import kim2021_l2_upper
+from lab.star import star_inputs
+from lab.zoo import l2_attention_map
+from lipcore import AutogradJacobian, local_lipschitz
 
 
 def weights(Y):
@@ -161,7 +163,7 @@ def test_shifted_star(q):
     assert (
         along.sqrt()
         <= sigma
-        <= bounds.l2_attention_upper(n=n, head_dim=k, norms_q=[k**0.25], norms_v=[1.0])
+        <= l2_attention_upper(n=n, head_dim=k, norms_q=[k**0.25], norms_v=[1.0])
     )
 
 
@@ -185,7 +187,7 @@ def test_bound_holds_for_several_heads(generator, truth):
             "norms_v": norm(value).tolist(),
             "norm_o": norm(output).item(),
         }
-        bound = bounds.l2_attention_upper(n=n, head_dim=k, **norms)
+        bound = l2_attention_upper(n=n, head_dim=k, **norms)
         for size in (0.01, 0.5, 2.0, 50.0):
             X = size * torch.randn(1, n, 4, generator=generator, dtype=torch.float64)
             assert truth.of_map(lambda Z: l2_attention_map(Z, query, value, output), X) <= bound  # noqa: B023
@@ -203,9 +205,7 @@ def test_bound_is_reached_by_one_token(truth):
     one = torch.ones_like(eye[:1])[None]
     reached = truth.of_map(lambda Z: l2_attention_map(Z, query, value, output), one)
     sizes = {"norms_q": q.tolist(), "norms_v": v.tolist(), "norm_o": norm(output).item()}
-    assert reached.item() == pytest.approx(
-        bounds.l2_attention_upper(n=1, head_dim=3, **sizes), rel=1e-12
-    )
+    assert reached.item() == pytest.approx(l2_attention_upper(n=1, head_dim=3, **sizes), rel=1e-12)
 
 
 def test_bound_by_hand():
@@ -225,10 +225,10 @@ def test_bound_by_hand():
     less, size = set(), {"norms_q": [2.0, 1.0], "norms_v": [3.0, 0.5], "norm_o": 1.5}
     for n, k in ((2, 4), (5, 4), (50, 4), (200, 1), (10**6, 1)):
         two = parts(n, k)
-        assert min(two) <= bounds.kim2021_l2_upper(n=n, head_dim=1, norms_q=[1.0], norms_v=[1.0])
+        assert min(two) <= kim2021_l2_upper(n=n, head_dim=1, norms_q=[1.0], norms_v=[1.0])
         less.add(two.index(min(two)))
         for log in (False, True):
-            found = bounds.l2_attention_upper(n=n, head_dim=k, log=log, **size)
+            found = l2_attention_upper(n=n, head_dim=k, log=log, **size)
             expected = min(two) * math.sqrt(16 * 9 + 0.25) * 1.5 / math.sqrt(k)
             assert found == pytest.approx(math.log(expected) if log else expected, rel=1e-9)
     assert less == {0, 1}
@@ -236,13 +236,13 @@ def test_bound_by_hand():
 
 def test_edges_and_bad_input():
     one = {"norms_q": [1.0], "norms_v": [1.0]}
-    assert bounds.l2_attention_upper(n=1, head_dim=1, **one) == pytest.approx(1)
-    assert bounds.l2_attention_upper(n=5, head_dim=1, norms_q=[0.0], norms_v=[1.0]) == 0
-    assert math.isfinite(bounds.l2_attention_upper(n=10**15, head_dim=10**6, **one))
+    assert l2_attention_upper(n=1, head_dim=1, **one) == pytest.approx(1)
+    assert l2_attention_upper(n=5, head_dim=1, norms_q=[0.0], norms_v=[1.0]) == 0
+    assert math.isfinite(l2_attention_upper(n=10**15, head_dim=10**6, **one))
     with pytest.raises(ValueError, match=r"^norms_v: "):
-        bounds.l2_attention_upper(n=2, head_dim=1, norms_q=[1.0], norms_v=[])
+        l2_attention_upper(n=2, head_dim=1, norms_q=[1.0], norms_v=[])
     with pytest.raises(ValueError, match=r"^n: "):
-        bounds.l2_attention_upper(n=0, head_dim=1, **one)
+        l2_attention_upper(n=0, head_dim=1, **one)
     for bad in ({"q": 0}, {"q": 2, "dimension": 0}):
         with pytest.raises(ValueError, match="expected"):
             star_inputs(**bad)

@@ -8,8 +8,18 @@ import math
 import pytest
 import torch
 
+from lab import rivals
+from lab.rivals import (
+    castin2024_released_compute_bound,
+    emadi2026_softmax_norm,
+    emadi2026_token_upper,
+    kim2021_l2_upper,
+    kim2021_l2_upper_restated,
+    softmax_norm_upper,
+    yudin2025_local_upper,
+)
+from lab.zoo import l2_attention_map
 from lipcore import Attention, bounds
-from lipcore.lab.zoo import l2_attention_map
 
 
 def _draw(seed, *shape):
@@ -32,7 +42,7 @@ def test_yudin_holds(heads, output, causal):
         f = _layer(seed, heads=heads, causal=causal, output=output)
         X = scale * _draw(seed, 6, 5, 3)
         sigma = torch.linalg.matrix_norm(f.jacobian(X).dense(), 2)
-        assert (sigma <= bounds.yudin2025_local_upper(f, X) * (1 + 1e-9)).all()
+        assert (sigma <= yudin2025_local_upper(f, X) * (1 + 1e-9)).all()
 
 
 def test_yudin_by_hand():
@@ -45,7 +55,7 @@ def test_yudin_by_hand():
         return torch.linalg.matrix_norm(M, 2)
 
     expected = norm(V) * (norm(P) + 2 * norm(X) ** 2 * norm(A) * g)
-    found = bounds.yudin2025_local_upper(Attention.from_matrices(A, V), X)
+    found = yudin2025_local_upper(Attention.from_matrices(A, V), X)
     assert found.item() == pytest.approx(expected.item(), rel=1e-12)
 
 
@@ -54,7 +64,7 @@ def test_our_local_bound_against_yudin():
     for scale, advantage in ((0.1, 0.97), (1.0, 2.0), (3.0, 2.0)):
         A, X = _draw(0, 6, 6), scale * _draw(1, 8, 48, 6)
         f = Attention.from_matrices(A / 6, _draw(2, 6, 6))
-        quotient = bounds.yudin2025_local_upper(f, X) / bounds.local_upper(f, X)
+        quotient = yudin2025_local_upper(f, X) / bounds.local_upper(f, X)
         assert quotient.mean() > advantage
 
 
@@ -63,10 +73,10 @@ def test_softmax_norm_upper_holds_and_is_sharp():
     for n in (1, 2, 3, 8):
         p = torch.softmax(scale * _draw(n, 400, n), dim=-1)
         exact = torch.linalg.eigvalsh(torch.diag_embed(p) - p[:, :, None] * p[:, None, :])[:, -1]
-        bound = bounds.softmax_norm_upper(p)
+        bound = softmax_norm_upper(p)
         assert (exact <= bound + 1e-15).all()
         assert n == 1 or (exact / bound).max() > 0.999
-    assert bounds.softmax_norm_upper(torch.tensor([0.5, 0.5])) == 0.5
+    assert softmax_norm_upper(torch.tensor([0.5, 0.5])) == 0.5
 
 
 # --- the ∞→1 norm -----------------------------------------------------------------------------------------------------
@@ -79,13 +89,13 @@ def test_infinity_to_one_norm_is_exact():
     )
     M = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
     reached = (M @ signs.mT).abs().sum(1).amax(-1)
-    assert torch.allclose(bounds.emadi2026_softmax_norm(p), reached, rtol=1e-12)
+    assert torch.allclose(emadi2026_softmax_norm(p), reached, rtol=1e-12)
 
 
 def test_infinity_to_one_norm_of_many_tokens():
     p = torch.full((2, 100), 0.001, dtype=torch.float64)
     p[0, 0], p[1, :2] = 0.901, 0.4505 - 0.5e-3 + 0.001
-    assert bounds.emadi2026_softmax_norm(p).tolist() == pytest.approx([4 * 0.901 * 0.099, 1.0])
+    assert emadi2026_softmax_norm(p).tolist() == pytest.approx([4 * 0.901 * 0.099, 1.0])
 
 
 def token_norm(J):
@@ -102,9 +112,9 @@ def test_token_norm_bound_holds_and_is_reached(truth):
         A, V, X = _draw(seed, 2, 2), _draw(seed + 1, 2, 2), _draw(seed + 2, 20, 4, 2)
         A, X = a * A / torch.linalg.matrix_norm(A, 2), X / X.norm(dim=-1, keepdim=True)
         f = Attention.from_matrices(A, V, causal=causal)
-        theta = bounds.emadi2026_softmax_norm(f.weights(X)).amax().clamp(max=1.0).item()
+        theta = emadi2026_softmax_norm(f.weights(X)).amax().clamp(max=1.0).item()
         norm_v = torch.linalg.matrix_norm(V, 2).item()
-        bound = bounds.emadi2026_token_upper(radius=1.0, norm_a=a, norm_v=norm_v, theta=theta)
+        bound = emadi2026_token_upper(radius=1.0, norm_a=a, norm_v=norm_v, theta=theta)
         assert bound == pytest.approx(norm_v * (1 + 2 * a * theta))
         best = max(best, token_norm(truth.jacobians(f, X)).item() / bound)
     assert 0.9 < best <= 1 + 1e-9
@@ -113,7 +123,7 @@ def test_token_norm_bound_holds_and_is_reached(truth):
 def test_token_norm_is_another_norm():
     """One token of 10⁴, seen by all: the Frobenius constant grows as √n, the largest-token one does not."""
     assert bounds.adversarial_lower(n=10**4, radius=1.0, gamma=6.0, norm_v=1.0) > 90
-    assert bounds.emadi2026_token_upper(radius=1.0, norm_a=6.0, norm_v=1.0) < 14
+    assert emadi2026_token_upper(radius=1.0, norm_a=6.0, norm_v=1.0) < 14
 
 
 # --- L2 attention -----------------------------------------------------------------------------------------------------
@@ -142,8 +152,8 @@ def test_kim_holds_with_the_power_that_its_proof_gives(truth):
         X = _draw(n + 2, 8, n, 3) * torch.logspace(-2, 6, 8, dtype=query.dtype)[:, None, None]
         reached = truth.of_map(lambda Y: l2_attention_map(Y, query, value), X / norms_q.max()).max()  # noqa: B023
         sizes = {"n": n, "head_dim": k, "norms_q": norms_q.tolist(), "norms_v": norms_v.tolist()}
-        assert reached <= bounds.kim2021_l2_upper(**sizes) * (1 + 1e-9)
-        failed |= reached.item() > bounds.kim2021_l2_upper_restated(**sizes)
+        assert reached <= kim2021_l2_upper(**sizes) * (1 + 1e-9)
+        failed |= reached.item() > kim2021_l2_upper_restated(**sizes)
     assert failed
 
 
@@ -161,19 +171,19 @@ def test_kim_by_hand():
                 (middle, high) if middle * math.exp(middle + 1) < whole - 1 else (low, middle)
             )
         expected = math.sqrt(whole / 4) * (4 * low + 1) * math.sqrt(16 * 9 + 0.25) * 1.5
-        assert bounds.kim2021_l2_upper(n=whole, **size) == pytest.approx(expected, rel=1e-9)
-    assert n > 1 and math.isfinite(bounds.kim2021_l2_upper(n=10**12, **size, log=True))
+        assert kim2021_l2_upper(n=whole, **size) == pytest.approx(expected, rel=1e-9)
+    assert n > 1 and math.isfinite(kim2021_l2_upper(n=10**12, **size, log=True))
 
 
 def test_restated_forms_fail_at_their_witness(truth):
     one = torch.ones(1, 1, 1, dtype=torch.float64)
     reached = truth.of_map(lambda Y: l2_attention_map(Y, 5 * one, one), one.expand(1, 2, 1)).item()
-    restated = bounds.kim2021_l2_upper_restated(n=2, head_dim=1, norms_q=[5.0], norms_v=[1.0])
+    restated = kim2021_l2_upper_restated(n=2, head_dim=1, norms_q=[5.0], norms_v=[1.0])
     assert reached == pytest.approx(25) and restated == pytest.approx(14.9, rel=1e-2)
     f = Attention.from_matrices(*torch.tensor([[[0.0, 50], [0, 0]], [[1, 0], [0, 1]]]).double())
     X = torch.tensor([[1.0, 0.0], [-1.0, 0.0]], dtype=torch.float64)
     assert truth.of_map(f, X[None]).item() == pytest.approx(50.02, rel=1e-3)
-    assert bounds.castin2024_released_compute_bound(f, X).item() == pytest.approx(2**0.5)
+    assert castin2024_released_compute_bound(f, X).item() == pytest.approx(2**0.5)
 
 
 def test_released_compute_bound_by_hand():
@@ -181,7 +191,7 @@ def test_released_compute_bound_by_hand():
     reach, diameter = (X @ A.mT).norm(dim=-1).max(), torch.cdist(X, X).max()
     expected = torch.linalg.matrix_norm(V, 2) * (reach**2 * diameter**2 * 5 + 4).sqrt()
     f = Attention.from_matrices(A, V)
-    assert bounds.castin2024_released_compute_bound(f, X).item() == pytest.approx(
+    assert castin2024_released_compute_bound(f, X).item() == pytest.approx(
         expected.item(), rel=1e-12
     )
 
@@ -196,4 +206,4 @@ def test_statements_are_not_stretched(name):
     refused = ((biased, "query_bias"), (turned, "rotary"), (told, "bias"), (sunk, "sinks"))
     for f, reason in refused:
         with pytest.raises(ValueError, match=reason):
-            getattr(bounds, name)(f, _draw(4, 2, 3))
+            getattr(rivals, name)(f, _draw(4, 2, 3))

@@ -6,9 +6,8 @@ import math
 import pytest
 import torch
 
+from lab.rounding import ROUNDED, largest_error, rounded, rounding_upper, spacing
 from lipcore import Attention
-from lipcore.bounds import rounding_upper
-from lipcore.bounds.rounding import ROUNDED, largest_error, rounded, spacing
 
 F64 = torch.float64
 FORMATS = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)

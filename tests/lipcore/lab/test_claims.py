@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from lipcore.lab.claims import CHECKED_TYPE, MIME_TYPE, Claim, checked, claim, format_ratio
+from lab.claims import CHECKED_TYPE, MIME_TYPE, Claim, checked, claim, format_ratio
 
 
 def make(**changes):

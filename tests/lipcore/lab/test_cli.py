@@ -1,4 +1,4 @@
-"""The command ``lipcore sweep``: its table, its plan, and one line for what it cannot do."""
+"""The command ``python -m lab sweep``: its table, its plan, and one line for what it cannot do."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import json
 import pandas as pd
 import pytest
 
-from lipcore.__main__ import main
+from lab.__main__ import main
+from lab.models.texts import load_text
 from lipcore.models.measure import versions
-from lipcore.models.texts import load_text
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def text(tmp_path_factory):
 
 @pytest.fixture
 def sweep(text, capsys, tmp_path):
-    """Run ``lipcore sweep``, and return (exit code, standard output, standard error)."""
+    """Run ``python -m lab sweep``, and return (exit code, standard output, standard error)."""
 
     def run(options, folder=tmp_path):
         command = f"sweep --quiet --folder {folder} --text {text} --count 2 --layer 0 3 {options}"
@@ -87,7 +87,7 @@ def test_plan_and_export(plan, text, capsys, tmp_path):
     table = pd.read_parquet(small)
     whole = pd.read_parquet(tmp_path / "table.parquet")
     assert table.sigma.tolist() == pytest.approx(whole.sigma.tolist(), rel=1e-4)
-    assert table.attrs["command"] == f"lipcore {command}"
+    assert table.attrs["command"] == f"python -m lab {command}"
     assert table.attrs["versions"] == versions()
     assert table.attrs["seconds"] == round(whole.attrs["seconds"], 1) > 0
     digest = hashlib.sha256(load_text(text).encode()).hexdigest()
@@ -125,7 +125,7 @@ def test_options_beside_a_plan_are_refused(plan, capsys, tmp_path, option):
 def test_what_cannot_be_swept_is_refused_in_one_line(sweep, options, message):
     code, out, err = sweep(options)
     assert code == 2 and out == ""
-    assert err.startswith("lipcore: error: ") and err.count("\n") == 1 and message in err
+    assert err.startswith("lab: error: ") and err.count("\n") == 1 and message in err
 
 
 def test_nothing_runs_before_everything_can_be_had(sweep, tmp_path):

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from lipcore.lab import colours
+from lab import colours
 
 MODES = ("light", "dark")
 #: Not to be read: the page itself, and what should stay behind everything else.

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-pytest.importorskip("transformers", reason="needs lipcore[models]")
+pytest.importorskip("transformers", reason="needs lipcore[book]")
 
-from lipcore.lab import depth
-from lipcore.lab.data import stored_file
+from lab import depth
+from lab.data import stored_file
 
 
 @pytest.fixture(scope="module")

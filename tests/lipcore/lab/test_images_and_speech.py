@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from lipcore import local_lipschitz, models
-from lipcore.lab import images_and_speech as lab
-from lipcore.lab.why_it_grows import term_shares
-from lipcore.models.signals import shortened, spectrogram, speech
+from lab import images_and_speech as lab
+from lab import models
+from lab.models.signals import shortened, spectrogram, speech
+from lab.why_it_grows import term_shares
+from lipcore import local_lipschitz
 
 DATA = Path(__file__).resolve().parents[3] / "book" / "data" / "images_and_speech.parquet"
 ATTRIBUTES = ["model", "shown", "length"]

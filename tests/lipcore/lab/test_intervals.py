@@ -7,9 +7,9 @@ import itertools
 import pytest
 import torch
 
+from lab.attack.ball import climb
+from lab.intervals import interval_change, largest_mean, vertex_change
 from lipcore import Attention
-from lipcore.lab.attack.ball import climb
-from lipcore.lab.intervals import interval_change, largest_mean, vertex_change
 
 F64 = torch.float64
 

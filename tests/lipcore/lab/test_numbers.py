@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lipcore.lab.numbers import count, decimal, percent, power
+from lab.numbers import count, decimal, percent, power
 
 PERCENT = "\N{NO-BREAK SPACE}%"
 DIGITS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹−", "-0123456789-")

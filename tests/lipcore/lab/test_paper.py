@@ -9,12 +9,16 @@ import pandas as pd
 import pytest
 import torch
 
-transformers = pytest.importorskip("transformers", reason="needs lipcore[models]")
-pytest.importorskip("matplotlib", reason="needs lipcore[plotting]")
+transformers = pytest.importorskip("transformers", reason="needs lipcore[book]")
+pytest.importorskip("matplotlib", reason="needs lipcore[book]")
 
-from lipcore import local_lipschitz, models  # noqa: E402
-from lipcore.lab import paper, sweep  # noqa: E402
-from lipcore.models.texts import load_text, sequences  # noqa: E402
+from lab import (  # noqa: E402
+    models,
+    paper,
+    sweep,
+)
+from lab.models.texts import load_text, sequences  # noqa: E402
+from lipcore import local_lipschitz  # noqa: E402
 
 WORDS = [f"w{i}" for i in range(40)]
 SIZE = {"hidden_size": 32, "num_hidden_layers": 7, "num_attention_heads": 8}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lipcore.lab import plotting
+from lab import plotting
 
 LENGTHS = [4, 16, 64]
 

@@ -3,9 +3,7 @@
 import pytest
 import torch
 
-from lipcore import Attention
-from lipcore.bounds.rounding import largest_error, rounded
-from lipcore.lab.precision import (
+from lab.precision import (
     SOURCES,
     largest_errors,
     measured,
@@ -13,6 +11,8 @@ from lipcore.lab.precision import (
     predicted,
     stage,
 )
+from lab.rounding import largest_error, rounded
+from lipcore import Attention
 
 F64 = torch.float64
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lipcore.lab.sink import TOKENS, measure_sink
+from lab.sink import TOKENS, measure_sink
 
 STORED = Path(__file__).parents[3] / "book" / "_live" / "sink.json"
 LENGTHS = (2, 9, TOKENS)

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 from scipy.stats import linregress
 
-from lipcore.lab.statistics import (
+from lab.statistics import (
     PowerFit,
     correlations,
     fit_exponent,

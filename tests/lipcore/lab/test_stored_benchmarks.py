@@ -7,11 +7,11 @@ import json
 import pandas as pd
 import pytest
 
-pytest.importorskip("transformers", reason="needs lipcore[models]")
+pytest.importorskip("transformers", reason="needs lipcore[book]")
 
 from benchmarks.cases import LENGTHS
-from benchmarks.stops import POWER, count
-from lipcore.lab.data import stored_file
+from lab.data import stored_file
+from lab.stops import POWER, count
 
 
 @pytest.fixture(scope="module")

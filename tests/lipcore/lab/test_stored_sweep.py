@@ -14,10 +14,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lipcore import local_lipschitz, models
-from lipcore.lab import sweep as sweeps
-from lipcore.lab.sweep import Cell, measure, read_plan, stored
-from lipcore.models.texts import load_text
+from lab import models
+from lab import sweep as sweeps
+from lab.models.texts import load_text
+from lab.sweep import Cell, measure, read_plan, stored
+from lipcore import local_lipschitz
 
 DATA = Path(__file__).resolve().parents[3] / "book" / "data"
 NAMES = ("sweep", "texts")
@@ -73,7 +74,7 @@ def test_brackets_are_those_of_the_tolerance(table):
 
 
 def test_says_how_it_was_made(name, table):
-    assert f"lipcore sweep --plan book/data/{name}.toml" in table.attrs["command"]
+    assert f"sweep --plan book/data/{name}.toml" in table.attrs["command"]
     assert table.attrs["seconds"] > 60
     assert {"lipcore", "torch", "python", "transformers"} <= set(table.attrs["versions"])
     known = {row["name"]: row["sha256"] for row in models.available()}

@@ -17,11 +17,11 @@ import pandas as pd
 import pytest
 import torch
 
-from lipcore import models
-from lipcore.lab import sweep as sweeps
-from lipcore.lab.sweep import Cell, export, grid, measure, read_plan, sweep
-from lipcore.models.measure import measure_layer
-from lipcore.models.texts import load_text, sequences
+from lab import models
+from lab import sweep as sweeps
+from lab.measure_layer import measure_layer
+from lab.models.texts import load_text, sequences
+from lab.sweep import Cell, export, grid, measure, read_plan, sweep
 
 CELLS = grid(models=["minilm"], layers=[0, 3], lengths=[4, 8], count=3)
 

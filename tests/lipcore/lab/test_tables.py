@@ -3,7 +3,7 @@
 import pytest
 
 pytest.importorskip("pandas")
-from lipcore.lab.tables import typeset
+from lab.tables import typeset
 
 ROWS = [{"layer": "first", "norm": "1.2"}, {"layer": "second", "norm": "−3×10⁴"}]
 

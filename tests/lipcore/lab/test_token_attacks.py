@@ -10,11 +10,12 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
-transformers = pytest.importorskip("transformers", reason="needs lipcore[models]")
+transformers = pytest.importorskip("transformers", reason="needs lipcore[book]")
 
-from lipcore.lab import token_attacks  # noqa: E402
-from lipcore.lab.attack.truth import frobenius_norm, reverse_mode_jacobian  # noqa: E402
-from lipcore.lab.token_attacks import (  # noqa: E402
+from lab import token_attacks  # noqa: E402
+from lab.attack.truth import frobenius_norm, reverse_mode_jacobian  # noqa: E402
+from lab.models import LanguageModel  # noqa: E402
+from lab.token_attacks import (  # noqa: E402
     entering,
     evaluate,
     guided_search,
@@ -22,7 +23,6 @@ from lipcore.lab.token_attacks import (  # noqa: E402
     random_sequences,
     token_scores,
 )
-from lipcore.models import LanguageModel  # noqa: E402
 
 VOCABULARY = 60
 IDS = torch.tensor([3, 14, 15, 9, 2, 6])

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-pytest.importorskip("transformers", reason="needs lipcore[models]")
+pytest.importorskip("transformers", reason="needs lipcore[book]")
 
-from lipcore import models
-from lipcore.lab import token_race
-from lipcore.lab.sweep import stored as stored_sweep
-from lipcore.lab.token_attacks import SearchResult, evaluate
-from lipcore.lab.token_race import (
+from lab import models, token_race
+from lab.sweep import stored as stored_sweep
+from lab.token_attacks import SearchResult, evaluate
+from lab.token_race import (
     BUDGET,
     ENTRANTS,
     EVERY,
@@ -104,7 +103,7 @@ def spent(monkeypatch):
         seen.extend(map(tuple, rows.tolist()))
         return rows.double().sum(1)
 
-    monkeypatch.setattr("lipcore.lab.token_attacks.evaluate", cheap)
+    monkeypatch.setattr("lab.token_attacks.evaluate", cheap)
     return seen
 
 

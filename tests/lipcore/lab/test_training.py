@@ -9,9 +9,8 @@ import pytest
 import torch
 from scipy import stats
 
-from lipcore import Attention, local_lipschitz
-from lipcore.lab import training
-from lipcore.lab.training import (
+from lab import training
+from lab.training import (
     ACCURACY,
     EVERY,
     HEADS,
@@ -35,6 +34,7 @@ from lipcore.lab.training import (
     train,
     weights,
 )
+from lipcore import Attention, local_lipschitz
 
 ROOT = Path(__file__).resolve().parents[3]
 STORED = ROOT / "book" / "data" / "training.json"
@@ -254,7 +254,7 @@ def test_one_command_makes_the_whole_file(monkeypatch, tmp_path):
     for name, small in {"HELD_OUT": 8, "MEASURED": 1, "PENALISED": 1, "BATCH": 8}.items():
         monkeypatch.setattr(training, name, small)
     recipe = (ROOT / "Makefile").read_text(encoding="utf8").split("\ntraining:")[1].split("\n")[1]
-    assert recipe.endswith("python -m lipcore.lab.training book/data/training.json")
+    assert recipe.endswith("python -m lab.training book/data/training.json")
     file = tmp_path / "training.json"
     whole, studied = training.study, []
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from lipcore import Attention, local_lipschitz, models
+from lab import models, why_it_grows
+from lab.models.texts import load_text, sequences
+from lab.why_it_grows import SHARES, column_means, layer_constants, term_shares
+from lipcore import Attention, local_lipschitz
 from lipcore.bounds import local_terms, local_upper
-from lipcore.lab import why_it_grows
-from lipcore.lab.why_it_grows import SHARES, column_means, layer_constants, term_shares
-from lipcore.models.texts import load_text, sequences
 
 
 class Stack:

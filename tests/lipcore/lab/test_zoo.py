@@ -9,8 +9,8 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
-from lipcore.lab.attack.truth import frobenius_norm, reverse_mode_jacobian
-from lipcore.lab.zoo import (
+from lab.attack.truth import frobenius_norm, reverse_mode_jacobian
+from lab.zoo import (
     cosine_attention_map,
     l2_attention_map,
     linear_attention_map,

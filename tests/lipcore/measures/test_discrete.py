@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from random_measures import F64, close, draw, tensor
 
 from lipcore.measures import DiscreteMeasure, TimedMeasure
+from random_measures import F64, close, draw, tensor
 
 
 def test_weights_default_to_uniform():

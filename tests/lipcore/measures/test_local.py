@@ -5,18 +5,6 @@ import math
 
 import pytest
 import torch
-from random_measures import (
-    F64,
-    draw,
-    masses,
-    measure,
-    norm,
-    reference_in_mass,
-    reference_jacobian,
-    tensor,
-    timed,
-    visible_of,
-)
 
 from lipcore import Attention
 from lipcore.measures import (
@@ -31,6 +19,18 @@ from lipcore.measures import (
     mean_field_attention,
     splitting_gain,
     wasserstein,
+)
+from random_measures import (
+    F64,
+    draw,
+    masses,
+    measure,
+    norm,
+    reference_in_mass,
+    reference_jacobian,
+    tensor,
+    timed,
+    visible_of,
 )
 
 EXAMPLE = DiscreteMeasure(

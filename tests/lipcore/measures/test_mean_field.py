@@ -4,17 +4,6 @@ import math
 
 import pytest
 import torch
-from random_measures import (
-    F64,
-    autograd_jacobian,
-    close,
-    draw,
-    measure,
-    softmax_map,
-    tensor,
-    timed,
-    visible_of,
-)
 
 from lipcore import attention_map
 from lipcore.measures import (
@@ -28,6 +17,17 @@ from lipcore.measures import (
     mean_field_attention,
     splitting_gain,
     wasserstein,
+)
+from random_measures import (
+    F64,
+    autograd_jacobian,
+    close,
+    draw,
+    measure,
+    softmax_map,
+    tensor,
+    timed,
+    visible_of,
 )
 
 

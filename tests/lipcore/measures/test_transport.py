@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from random_measures import F64, close, draw, measure, tensor, timed
 from scipy.optimize import linear_sum_assignment, linprog
 
 from lipcore import attention_map
@@ -20,6 +19,7 @@ from lipcore.measures import (
     transport_plan,
     wasserstein,
 )
+from random_measures import F64, close, draw, measure, tensor, timed
 
 
 def programme(mu, nu, p):

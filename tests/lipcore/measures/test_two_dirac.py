@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-from random_measures import F64, close, draw, norm, tensor
 from scipy.optimize import minimize_scalar
 
 from lipcore import Attention
@@ -17,6 +16,7 @@ from lipcore.measures import (
     local_constant,
     splitting_gain,
 )
+from random_measures import F64, close, draw, norm, tensor
 
 
 def mean_field_bound(a):

@@ -13,10 +13,11 @@ import torch
 transformers = pytest.importorskip("transformers", reason="needs lipcore[models]")
 
 import lipcore  # noqa: E402
-from lipcore import models  # noqa: E402
-from lipcore.__main__ import main  # noqa: E402
-from lipcore.models import measure as measuring  # noqa: E402
-from lipcore.models import texts  # noqa: E402
+from lab import measure_layer as measuring  # noqa: E402
+from lab import models  # noqa: E402
+from lab.__main__ import main  # noqa: E402
+from lab.models import texts  # noqa: E402
+from lipcore.models.measure import versions  # noqa: E402
 
 WORDS = [f"word{i}" for i in range(40)]
 
@@ -60,7 +61,7 @@ def text(tmp_path_factory):
 
 @pytest.fixture
 def measure(folder, text, capsys):
-    """Run ``lipcore measure`` on the small model: (exit code, standard output, standard error)."""
+    """Run ``python -m lab measure`` on the small model: (exit code, standard output, standard error)."""
 
     def run(*arguments, model=folder, text=text, count=3):
         command = f"measure --model {model} --layer 1 --text {text} --n 8 --count {count}"
@@ -71,7 +72,7 @@ def measure(folder, text, capsys):
 
 @pytest.fixture
 def results(measure):
-    """Rows of the JSON that ``lipcore measure`` prints."""
+    """Rows of the JSON that ``python -m lab measure`` prints."""
     return lambda *arguments, **options: json.loads(measure("--json", *arguments, **options)[1])[
         "results"
     ]
@@ -107,7 +108,7 @@ def test_json_says_what_the_library_finds(measure, tokens):
 
 def test_json_says_how_to_repeat_it(measure, folder, text):
     report = json.loads(measure("--json")[1])
-    assert report["versions"] == measuring.versions()
+    assert report["versions"] == versions()
     assert report["model"] == {
         "name": folder.name,
         "sha256": "",
@@ -234,7 +235,7 @@ BAD_ARGUMENTS = [
 
 def assert_refused(code, out, err, message):
     assert code == 2 and out == ""
-    assert err.startswith("lipcore: error: ") and err.count("\n") == 1 and "Traceback" not in err
+    assert err.startswith("lab: error: ") and err.count("\n") == 1 and "Traceback" not in err
     assert message in err
 
 
@@ -289,11 +290,11 @@ def test_interrupted(capsys, monkeypatch):
 
     monkeypatch.setattr(models, "fetch", interrupt)
     assert main(["fetch", "minilm"]) == 130
-    assert capsys.readouterr().err == "lipcore: interrupted\n"
+    assert capsys.readouterr().err == "lab: interrupted\n"
 
 
 def test_output_that_nobody_reads(capsys, monkeypatch):
-    """``lipcore models | head -0``: no error, now or when the stream is closed."""
+    """``python -m lab models | head -0``: no error, now or when the stream is closed."""
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write, "w") as closed:
@@ -307,7 +308,7 @@ def test_output_that_nobody_reads(capsys, monkeypatch):
 
 def process(*arguments, options=(), **environment):
     return subprocess.run(
-        [sys.executable, *options, "-m", "lipcore", *arguments],
+        [sys.executable, *options, "-m", "lab", *arguments],
         capture_output=True,
         timeout=120,
         check=False,
@@ -321,7 +322,7 @@ def test_help_is_fast():
     done = process("--help", options=("-X", "importtime"))
     seconds = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
     assert done.returncode == 0 and b"measure attention layers" in done.stdout
-    assert b"lipcore.models.cli" in done.stderr and seconds < 1
+    assert b"lab.commands" in done.stderr and seconds < 1
     assert not re.search(rb"\b(torch|numpy|transformers|pandas)\b", done.stderr)
 
 

@@ -8,9 +8,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 pytest.importorskip("transformers", reason="needs lipcore[models]")
 
-from tiny_models import CONFIGS, EAGER_ONLY, RUNS, inputs_of, tiny_model
-
 from lipcore import measure
+from tiny_models import CONFIGS, EAGER_ONLY, RUNS, inputs_of, tiny_model
 
 
 def first_tensor(output):

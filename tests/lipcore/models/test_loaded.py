@@ -10,12 +10,11 @@ import torch
 
 transformers = pytest.importorskip("transformers", reason="needs lipcore[models]")
 
-from tiny_models import CONFIGS, config_of, inputs_of, tiny_model  # noqa: E402
-
+from lab.__main__ import main  # noqa: E402
+from lab.models import LanguageModel, load  # noqa: E402
+from lab.models.layers import ARCHITECTURES  # noqa: E402
 from lipcore import measure  # noqa: E402
-from lipcore.__main__ import main  # noqa: E402
-from lipcore.models import LanguageModel, load  # noqa: E402
-from lipcore.models.layers import ARCHITECTURES  # noqa: E402
+from tiny_models import CONFIGS, config_of, inputs_of, tiny_model  # noqa: E402
 
 
 @pytest.fixture

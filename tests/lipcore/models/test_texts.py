@@ -14,8 +14,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lipcore.models import sources
-from lipcore.models.texts import load_text, sequences
+from lab.models import sources
+from lab.models.texts import load_text, sequences
 
 
 def words_model(max_positions=100):
@@ -61,10 +61,10 @@ class TestLoadText:
         assert not re.search(r"^\s*(#|//|\*)", text, re.MULTILINE)
 
     def test_licences_of_a_package_that_is_not_installed(self, monkeypatch):
-        monkeypatch.setattr("lipcore.models.texts._LICENCES", (("no-such-package", "LICENSE"),))
+        monkeypatch.setattr("lab.models.texts._LICENCES", (("no-such-package", "LICENSE"),))
         with pytest.raises(ImportError, match="pip install no-such-package"):
             load_text("licences")
-        monkeypatch.setattr("lipcore.models.texts._LICENCES", (("transformers", "no-such-file"),))
+        monkeypatch.setattr("lab.models.texts._LICENCES", (("transformers", "no-such-file"),))
         with pytest.raises(ImportError, match="no-such-file"):
             load_text("licences")
 

@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("transformers", reason="needs lipcore[models]")
 
-from lipcore.models import load, signals, unpack
+from lab.models import load, signals, unpack
 
 # What onnxruntime 1.32.0 and ctranslate2 4.8.5 (float32) give for the waves below: four entries of
 # the last features, and the norm of all.

@@ -1,0 +1,341 @@
+"""Settings of the attack, which draw a problem from two integers and test bounds on it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from lab.attack.ball import ball_setting
+from lab.attack.candidates import Candidate, LocalCandidate, closed_forms, local_forms
+from lab.attack.outcome import Outcome
+from lab.attack.problems import (
+    Inputs,
+    Problem,
+    first_inputs,
+    generator_of,
+    make_problem,
+    perturbed,
+    truth,
+)
+from lab.attack.roundings import rounding_setting
+from lab.attack.truth import (
+    dense_jacobian,
+    frobenius_norm,
+    reverse_mode_jacobian,
+    token_norm,
+)
+from lab.attack.weighted import weighted_setting
+from lab.l2 import l2_attention_upper
+from lab.rivals import (
+    emadi2026_softmax_norm,
+    emadi2026_token_upper,
+    kim2021_l2_upper,
+    kim2021_l2_upper_restated,
+    softmax_norm_upper,
+)
+from lab.zoo import l2_attention_map
+from lipcore import bounds
+from lipcore.adversarial import (
+    ascend,
+    eigenvector_inputs,
+    score_gap_inputs,
+    worst_case_inputs,
+)
+from lipcore.attention import Attention
+
+#: The sizes of the random moves, one after the other.
+MOVES = (0.5, 0.1, 0.02)
+#: One problem in this many is also attacked by gradient ascent.
+ASCENT_EVERY = 12
+ASCENT_STEPS = 40
+
+
+def head_setting(
+    seed: int,
+    index: int,
+    closed: Sequence[Candidate] | None = None,
+    local: Sequence[LocalCandidate] | None = None,
+) -> Iterator[Outcome]:
+    """Attack one head by random inputs, worst cases, moves of the best, sometimes gradients."""
+    generator = generator_of(seed, index)
+    problem = make_problem(generator)
+    closed = closed_forms() if closed is None else closed
+    local = local_forms() if local is None else local
+    closed = [candidate for candidate in closed if problem.kind in candidate.kinds]
+    local = [candidate for candidate in local if problem.kind in candidate.kinds]
+    if not closed and not local:
+        return
+    inputs, sigma, tries = _search(problem, generator, ascent=index % ASCENT_EVERY == 0)
+    log_sigma = sigma.max().log().item()
+    for candidate in closed:
+        ratio = _ratio(log_sigma, candidate.log_bound(problem))
+        yield _outcome(problem, candidate.name, candidate.source, ratio, tries)
+    if inputs.masses is None:
+        yield from _local_outcomes(problem, inputs, sigma, local, generator)
+
+
+def _outcome(problem: Problem, bound: str, source: str, ratio: float, tries: int) -> Outcome:
+    return Outcome(bound, source, ratio, tries, problem.describe(), large_a=problem.size >= 1)
+
+
+def _search(
+    problem: Problem, generator: torch.Generator, *, ascent: bool
+) -> tuple[Inputs, Tensor, int]:
+    """Return inputs of the problem, the truth at each, and how many were tried to find them."""
+    inputs = _with_worst_case(problem, first_inputs(problem, generator))
+    sigma = truth(problem, inputs)
+    passed = 0
+    for move in MOVES:
+        near = perturbed(problem, _best(inputs, sigma), move, generator)
+        inputs, sigma = _extended(problem, inputs, sigma, near)
+    if ascent and inputs.masses is None:
+        start = _best(inputs, sigma).X
+        f = Attention.from_matrices(problem.A, problem.V, causal=problem.causal)
+        reached = ascend(f, start, problem.radius, steps=ASCENT_STEPS, progress=False)
+        inputs, sigma = _extended(problem, inputs, sigma, Inputs(reached.X))
+        passed = (ASCENT_STEPS - 1) * len(start)
+    return inputs, sigma, len(sigma) + passed
+
+
+def _extended(
+    problem: Problem, inputs: Inputs, sigma: Tensor, more: Inputs
+) -> tuple[Inputs, Tensor]:
+    return inputs.join(more), torch.cat([sigma, truth(problem, more)])
+
+
+def _best(inputs: Inputs, sigma: Tensor, count: int = 4) -> Inputs:
+    return inputs.pick(sigma.topk(min(count, len(sigma))).indices)
+
+
+def _with_worst_case(problem: Problem, inputs: Inputs) -> Inputs:
+    """Return the inputs and the theory's worst cases, with several masses of the gap's pair."""
+    if inputs.masses is None:
+        worst = [worst_case_inputs(problem.A, problem.n, problem.radius, causal=problem.causal)]
+        if _has_balanced_query(problem):
+            worst.append(bounds.torn_inputs(problem.A, problem.n, problem.radius, V=problem.V))
+        return inputs.join(Inputs(torch.stack(worst)))
+    first, others = score_gap_inputs(problem.A, 2, problem.radius)
+    lowest = problem.smallest_log_mass
+    share = torch.logspace(lowest, 0, 10, base=math.e, dtype=torch.float64)[:, None] / 2
+    n = inputs.X.shape[1]
+    X = torch.stack([first, *[others] * (n - 1)]).expand(len(share), n, -1)
+    masses = torch.cat([share, ((1 - share) / (n - 1)).expand(-1, n - 1)], dim=1)
+    if problem.kind == "counts":
+        counts = (masses[:, 1:] * problem.n).floor().clamp(min=1)
+        masses = torch.cat([problem.n - counts.sum(-1, keepdim=True), counts], dim=1)
+        masses = torch.where(masses[:, :1] >= 1, masses, inputs.masses[: len(share)])
+    return inputs.join(Inputs(X, masses))
+
+
+def _local_outcomes(
+    problem: Problem,
+    inputs: Inputs,
+    sigma: Tensor,
+    candidates: Sequence[LocalCandidate],
+    generator: torch.Generator,
+) -> Iterator[Outcome]:
+    """Test local bounds at the worst input and some others, then the largest-token norm."""
+    some = torch.cat([sigma.argmax()[None], torch.randperm(len(sigma), generator=generator)[:5]])
+    X = inputs.X[some]
+    f = Attention.from_matrices(problem.A, problem.V, causal=problem.causal)
+    outcome = partial(_outcome, problem, tries=len(X))
+    for candidate in candidates:
+        ratio = _largest_ratio(sigma[some], candidate.bound(f, X))
+        yield outcome(candidate.name, candidate.source, ratio)
+    theta = emadi2026_softmax_norm(f.weights(X)).amax((-2, -1)).clamp(max=1.0)
+    norms = {"radius": problem.radius, "norm_a": problem.norm_a, "norm_v": problem.norm_v}
+    bound = [emadi2026_token_upper(theta=t, **norms) for t in theta.tolist()]
+    token = token_norm(dense_jacobian(problem.A, problem.V, X, causal=problem.causal))
+    ratio = _largest_ratio(token, token.new_tensor(bound))
+    yield outcome("emadi2026_token_upper", "emadi2026", ratio)
+
+
+def lower_setting(seed: int, index: int) -> Iterator[Outcome]:
+    """Test lower bounds at the inputs of their theorems, with n up to 10¹² by counts."""
+    problem = make_problem(generator_of(seed, index))
+    n = problem.n if problem.kind == "counts" else max(problem.n, 2)
+    problem = replace(problem, kind="causal" if problem.causal else "counts", n=n)
+    gamma, u = bounds.eigen_gamma(problem.A)
+    at_eigen = _one_against_all(problem, eigenvector_inputs)
+    sizes = {"n": n, "radius": problem.radius}
+    outcome = partial(_outcome, problem, tries=1)
+    if problem.causal:
+        value = bounds.masked_lower(gamma=gamma, norm_v=problem.norm_v, **sizes)
+        yield outcome("masked_lower", "paper", _quotient(value, at_eigen))
+        return
+    value = bounds.adversarial_lower(gamma=gamma, norm_v=problem.norm_v, **sizes)
+    yield outcome("adversarial_lower", "paper", _quotient(value, at_eigen))
+    value = bounds.refined_lower(gamma=gamma, norm_vu=(problem.V @ u).norm().item(), **sizes)
+    yield outcome("refined_lower", "book", _quotient(value, at_eigen))
+    value = bounds.score_gap_lower(A=problem.A, V=problem.V, **sizes)
+    at_gap = _one_against_all(problem, score_gap_inputs)
+    yield outcome("score_gap_lower", "book", _quotient(value, at_gap))
+    yield from _repeated_tokens(replace(problem, n=min(n, 1000)), outcome)
+
+
+def _one_against_all(
+    problem: Problem, construction: Callable[[Tensor, int, float], Tensor]
+) -> float:
+    """Return the truth for x_1 once and then n − 1 times x_2."""
+    if problem.causal:
+        inputs = Inputs(construction(problem.A, problem.n, problem.radius)[None])
+    else:
+        pair = construction(problem.A, 2, problem.radius)
+        inputs = Inputs(pair[None], _masses(1, problem.n - 1))
+    return truth(problem, inputs).item()
+
+
+def _has_balanced_query(problem: Problem) -> bool:
+    return len(problem.A) > 1 and problem.n > 2 and problem.size > 0
+
+
+def _repeated_tokens(problem: Problem, outcome: Callable[..., Outcome]) -> Iterator[Outcome]:
+    """Test bounds with copies and a crowd at their inputs, and the best of them."""
+    if problem.size == 0:
+        return
+    sizes = {"n": problem.n, "radius": problem.radius, "A": problem.A, "V": problem.V}
+    largest = problem.norm_v
+    constructions = [("own_lower", bounds.own_inputs), ("copies_lower", bounds.copies_inputs)]
+    if _has_balanced_query(problem):
+        constructions.append(("torn_lower", bounds.torn_inputs))
+        constructions.append(("pulled_lower", bounds.pulled_inputs))
+    for name, inputs in constructions:
+        X = inputs(problem.A, problem.n, problem.radius, V=problem.V)
+        tokens, counts = torch.unique(X, dim=0, return_counts=True)
+        sigma = truth(problem, Inputs(tokens[None], counts[None].double())).item()
+        largest = max(largest, sigma)
+        yield outcome(name, "book", _quotient(getattr(bounds, name)(**sizes), sigma))
+    yield outcome("best_lower", "book", _quotient(bounds.best_lower(**sizes), largest))
+
+
+def _masses(*counts: float) -> Tensor:
+    return torch.tensor([counts], dtype=torch.float64)
+
+
+def layer_setting(seed: int, index: int) -> Iterator[Outcome]:
+    """Attack several heads with biases, rotary positions, masks and an output projection."""
+    generator = generator_of(seed, index)
+    f = _random_layer(generator)
+    n = 4
+    d = f.query.shape[-1]
+    radius = 10 ** (1.5 * torch.rand((), generator=generator).item() - 1)
+    X = torch.randn(12, n, d, generator=generator, dtype=torch.float64)
+    lengths = torch.where(torch.rand(12, n, 1, generator=generator) < 0.7, 1.0, 0.5).double()
+    X = radius * lengths * X / X.norm(dim=-1, keepdim=True)
+    if index % 4 == 0:
+        X = ascend(f, X[:4], radius, steps=15, progress=False).X
+    sigma = torch.linalg.matrix_norm(f.jacobian(X).dense(), 2)
+    where = f"layer, {f.heads} heads, d={d}, n={n}, R={radius:.3g}"
+    outcome = partial(Outcome, source="book", tries=len(X), where=where)
+    closed = {
+        "layer_upper": bounds.layer_upper(f, n=n, radius=radius),
+        "best_upper (layer)": bounds.best_upper(attention=f, n=n, radius=radius),
+    }
+    for name, bound in closed.items():
+        yield outcome(name, ratio=(sigma.max() / bound).item())
+    yield outcome("local_upper", ratio=_largest_ratio(sigma, bounds.local_upper(f, X)))
+
+
+def _random_layer(generator: torch.Generator) -> Attention:
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    def toss() -> bool:
+        return torch.rand((), generator=generator).item() < 0.5
+
+    heads = k = p = 2
+    d = 3
+    key_heads = 1 if toss() else heads
+    projected = toss()
+    return Attention(
+        query=draw(heads, k, d),
+        key=draw(key_heads, k, d),
+        value=draw(key_heads, p, d),
+        query_bias=draw(heads, k) if toss() else None,
+        key_bias=draw(key_heads, k) if toss() else None,
+        output=draw(3, heads * p) if projected else None,
+        causal=toss(),
+        rotary=torch.tensor([1.0], dtype=torch.float64) if toss() else None,
+        log_weights=draw(4) if toss() else None,
+    )
+
+
+def l2_setting(seed: int, index: int) -> Iterator[Outcome]:
+    """Attack L2 attention, for tokens anywhere."""
+    generator = generator_of(seed, index)
+    heads, k, d, n = (int(torch.randint(1, top, (), generator=generator)) for top in (3, 3, 4, 6))
+    size = 10 ** (2 * torch.rand((), generator=generator) - 1)
+    query = size * torch.randn(heads, k, d, generator=generator, dtype=torch.float64)
+    value = torch.randn(heads, 2, d, generator=generator, dtype=torch.float64)
+    X = torch.randn(16, n, d, generator=generator, dtype=torch.float64)
+    scale = 10 ** (3 * torch.rand(16, 1, 1, generator=generator, dtype=torch.float64) - 2)
+    norms_q = torch.linalg.matrix_norm(query, 2)
+    norms_v = torch.linalg.matrix_norm(value, 2)
+    X = X * scale / norms_q.amax()
+    J = reverse_mode_jacobian(lambda Y: l2_attention_map(Y, query, value), X)
+    sigma = frobenius_norm(J).max().item()
+    where = f"L2 attention, {heads} heads, k={k}, d={d}, n={n}, |Q|={norms_q.amax():.3g}"
+    norms = {"norms_q": norms_q.tolist(), "norms_v": norms_v.tolist()}
+    for upper, source in (
+        (l2_attention_upper, "book"),
+        (kim2021_l2_upper, "kim2021"),
+        (kim2021_l2_upper_restated, "kim2021"),
+    ):
+        bound = upper(n=n, head_dim=k, **norms)
+        yield Outcome(upper.__name__, source, sigma / bound, len(X), where)
+
+
+def softmax_setting(seed: int, index: int) -> Iterator[Outcome]:
+    """Test two norms of the softmax's Jacobian, by eigenvalues and by all pairs of signs."""
+    generator = generator_of(seed, index)
+    n = int(torch.randint(1, 8, (), generator=generator))
+    scale = 10 ** (2 * torch.rand(64, 1, generator=generator, dtype=torch.float64) - 1)
+    p = torch.softmax(scale * torch.randn(64, n, generator=generator, dtype=torch.float64), dim=-1)
+    products = p[:, :, None] * p[:, None, :]
+    products = products - torch.diag_embed(products.diagonal(dim1=1, dim2=2))
+    # p_i(1 − p_i) as a sum keeps its digits near one-hot rows
+    M = torch.diag_embed(products.sum(-1)) - products
+    outcome = partial(Outcome, tries=64, where=f"n={n}")
+    ratio = _largest_ratio(torch.linalg.eigvalsh(M)[:, -1], softmax_norm_upper(p))
+    yield outcome("softmax_norm_upper", "yudin2025", ratio)
+    signs = 1.0 - 2 * (torch.arange(2**n)[:, None] >> torch.arange(n) & 1).double()
+    reached = (M @ signs.mT).abs().sum(1).amax(-1)
+    ratio = _largest_ratio(reached, emadi2026_softmax_norm(p))
+    yield outcome("emadi2026_softmax_norm", "emadi2026", ratio)
+
+
+SETTINGS: dict[str, Callable[[int, int], Iterator[Outcome]]] = {
+    "head": head_setting,
+    "lower": lower_setting,
+    "layer": layer_setting,
+    "l2": l2_setting,
+    "softmax": softmax_setting,
+    "weighted": weighted_setting,
+    "ball": ball_setting,
+    "rounding": rounding_setting,
+}
+
+
+def _ratio(log_value: float, log_bound: float) -> float:
+    """Return e^(difference), with 0/0 = 0, since a bound of zero on a constant of zero holds."""
+    if log_value == -math.inf:
+        return 0.0
+    return math.inf if log_bound == -math.inf else math.exp(min(log_value - log_bound, 700.0))
+
+
+def _quotient(value: float, bound: float) -> float:
+    """Return value / bound, with 0/0 = 0."""
+    if value == 0:
+        return 0.0
+    return math.inf if bound == 0 else value / bound
+
+
+def _largest_ratio(values: Tensor, bound: Tensor) -> float:
+    """Return the largest quotient, with 0/0 = 0."""
+    ratios = torch.where(values > 0, values / bound, torch.zeros_like(values))
+    return ratios.max().item()

@@ -1,0 +1,280 @@
+r"""σ through the depth of a model: of each block, of all blocks up to it, and along the worst move.
+
+``python -m lab.depth FILE`` measures what the chapter on depth shows, and stores it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lab.data import stored_file
+from lab.models import load
+from lab.models.signals import patches, photographs
+from lab.models.texts import load_text, sequences
+from lipcore.jacobian import AutogradJacobian
+from lipcore.models.capture import Captured, captured, module_of, record, whole
+from lipcore.models.measure import versions
+from lipcore.models.structure import blocks
+from lipcore.operators import LinearOperator
+from lipcore.spectral import local_lipschitz, spectral_norm
+
+
+class Model(NamedTuple):
+    """A model that is stored.
+
+    Parameters
+    ----------
+    after : tuple of str
+        Submodules that run after its blocks.
+    read : int
+        The output token that stands for the whole input: the last word, or the class token.
+    photographs : tuple of str
+        The photographs that it is measured on; a model without them reads the text.
+    """
+
+    after: tuple[str, ...] = ()
+    read: int = -1
+    photographs: tuple[str, ...] = ()
+
+
+#: Models that are stored; the numbers of each block are those of the first input.
+MODELS = {
+    "minilm": Model(),
+    "smollm2": Model(after=("norm",)),
+    "vit": Model(after=("layernorm",), read=0, photographs=("chelsea", "coffee", "rocket")),
+}
+#: Numbers of inputs, of tokens of text in each, and of patches along the side of a photograph.
+INPUTS = 3
+LENGTH = 16
+SIDE = 4
+#: Of σ; where singular vectors are used, the iteration runs to its square.
+TOLERANCE = 1e-3
+
+
+class Product(LinearOperator):
+    """The product of operators, of which the first is applied first.
+
+    Examples
+    --------
+    >>> from lipcore.operators import MatrixOperator
+    >>> J = MatrixOperator(torch.tensor([[0.0, 2.0], [1.0, 0.0]]))
+    >>> Product([J, J, J]).dense().tolist()
+    [[0.0, 4.0], [2.0, 0.0]]
+    """
+
+    def __init__(self, factors: Sequence[LinearOperator]) -> None:
+        first = factors[0]
+        self._describe(first, first.batch_shape, first.input_shape, factors[-1].output_shape)
+        self.factors = list(factors)
+
+    def matvec(self, H: Tensor) -> Tensor:
+        """Apply each factor in turn."""
+        for J in self.factors:
+            H = J.matvec(H)
+        return H
+
+    def rmatvec(self, G: Tensor) -> Tensor:
+        """Apply each transposed factor, from the last to the first."""
+        for J in reversed(self.factors):
+            G = J.rmatvec(G)
+        return G
+
+
+class Branch(LinearOperator):
+    """The operator J − I, the derivative of what a residual block adds to its input.
+
+    Examples
+    --------
+    >>> from lipcore.operators import MatrixOperator
+    >>> Branch(MatrixOperator(torch.tensor([[3.0]]))).dense().tolist()
+    [[2.0]]
+    """
+
+    def __init__(self, J: LinearOperator) -> None:
+        self._describe(J, J.batch_shape, J.input_shape, J.output_shape)
+        self.operator = J
+
+    def matvec(self, H: Tensor) -> Tensor:
+        """Return J[H] − H."""
+        return self.operator.matvec(H) - H
+
+    def rmatvec(self, G: Tensor) -> Tensor:
+        """Return Jᵀ[G] − G."""
+        return self.operator.rmatvec(G) - G
+
+
+def chain(model: nn.Module, *after: str, **inputs) -> list[Captured]:
+    """Return the blocks of a running model as maps, in the order of running; each feeds the next.
+
+    Parameters
+    ----------
+    model : torch.nn.Module, or one from :func:`lab.models.load`
+    *after : str
+        Submodules that run after the blocks, such as a last normalisation.
+    **inputs
+        The inputs of the model, for one sequence.
+
+    Raises
+    ------
+    ValueError
+        If the output of a block is not what enters the next.
+    """
+    module = module_of(model)
+    maps = [captured(call) for call in record(module, [*blocks(module), *after], **inputs)]
+    for one, following in itertools.pairwise(maps):
+        if not torch.equal(one(one.X), following.X):
+            raise ValueError(f"model: expected {one.name} to feed {following.name} alone")
+    return maps
+
+
+def jacobians(maps: Sequence[Captured]) -> list[AutogradJacobian]:
+    """Return the Jacobian of each block at what enters it."""
+    return [AutogradJacobian(fn, fn.X) for fn in maps]
+
+
+def places(count: int) -> list[int]:
+    """Return the numbers k of first blocks that are measured together: about ten, with the last.
+
+    Examples
+    --------
+    >>> places(4), places(31)
+    ([1, 2, 3, 4], [1, 4, 7, 10, 13, 16, 19, 22, 25, 28, 31])
+    """
+    return sorted({*range(1, count + 1, max(1, count // 10)), count})
+
+
+def norms_up_to(factors: Sequence[LinearOperator], tol: float = TOLERANCE) -> Tensor:
+    """Return σ of the first k factors together, for k in :func:`places`, of one sequence."""
+    stacks = [Product(factors[:k]) for k in places(len(factors))]
+    return torch.cat([spectral_norm(stack, tol=tol).value for stack in stacks])
+
+
+def along(factors: Sequence[LinearOperator], H: Tensor) -> list[Tensor]:
+    """Return a move of the first input, and its image under each factor in turn: L + 1 moves."""
+    moves = [H]
+    for J in factors:
+        moves.append(J.matvec(moves[-1]))
+    return moves
+
+
+def through(
+    model: nn.Module, *after: str, read: int = -1, tol: float = TOLERANCE, **inputs
+) -> dict:
+    """Return what the chapter shows of one sequence: numbers of each block, and of the whole.
+
+    Parameters are those of :func:`chain`; submodules that run after the blocks count as a block,
+    and ``read`` is the one output token that is read.
+
+    Returns
+    -------
+    dict
+        Lists over the L blocks: ``sigma``; ``branch``, of the block less the identity; ``gain``,
+        how much the block stretches the move that is worst for all of them together; ``cosine``, of
+        this move with the block's own worst one; ``first``, the share of the first token in what
+        the block makes of it; ``size``, the root mean square of the lengths of the tokens that
+        enter. ``up_to`` is σ of the first blocks together (:func:`norms_up_to`); ``from`` and
+        ``to`` are the shares of the tokens in the worst move of the model and in its answer.
+        Numbers: ``model``, of the model to its output; ``token``, ``read`` and ``others``, of the
+        output that moves most, of the one that is read, and of all but the first together.
+    """
+    maps = chain(model, *after, **inputs)
+    factors = jacobians(maps)
+    own = [spectral_norm(J, tol=tol**2) for J in factors]
+    up_to = norms_up_to(factors, tol)
+    worst = spectral_norm(Product(factors), tol=tol**2).right
+    moves = along(factors, worst)
+    cosines = [r.right.mul(H / H.norm()).sum().abs() for r, H in zip(own, moves[:-1], strict=True)]
+    lists = {
+        "sigma": [r.value for r in own],
+        "branch": [spectral_norm(Branch(J), tol=tol).value for J in factors],
+        "up_to": list(up_to),
+        "gain": [after.norm() / before.norm() for before, after in itertools.pairwise(moves)],
+        "cosine": cosines,
+        "first": [H[..., 0, :].square().sum() / H.square().sum() for H in moves[1:]],
+        "size": [fn.X.square().sum(-1).mean().sqrt() for fn in maps],
+    }
+    module = module_of(model)
+    fn = captured(whole(module, blocks(module), **inputs))
+    found = local_lipschitz(fn, fn.X, tol=tol**2)
+    shares = {"from": found.right, "to": found.left}
+    numbers = {
+        "model": found,
+        "token": local_lipschitz(fn, fn.X, tol=tol, norm="token"),
+        "read": local_lipschitz(fn, fn.X, tol=tol, tokens=read),
+        "others": local_lipschitz(fn, fn.X, tol=tol, tokens=slice(1, None)),
+    }
+    return (
+        {key: [x.item() for x in values] for key, values in lists.items()}
+        | {key: x[0].square().sum(-1).tolist() for key, x in shares.items()}
+        | {key: r.value.item() for key, r in numbers.items()}
+    )
+
+
+def product_and_whole(model: nn.Module, *after: str, tol: float = TOLERANCE, **inputs) -> dict:
+    """Return the product of the σ of the blocks, and σ of all together, for one sequence.
+
+    Parameters are those of :func:`chain`.
+    """
+    factors = jacobians(chain(model, *after, **inputs))
+    own = torch.cat([spectral_norm(J, tol=tol).value for J in factors])
+    whole = spectral_norm(Product(factors), tol=tol).value
+    return {"product": own.prod().item(), "model": whole.item()}
+
+
+def inputs_of(name: str, model: nn.Module) -> list[dict[str, Tensor]]:
+    """Return the inputs of a model: pieces of the text, or photographs, each alone."""
+    if shown := MODELS[name].photographs:
+        photos = photographs()
+        squares = [patches(photos[photo].double(), SIDE) for photo in shown]
+        return [{"pixel_values": square[None]} for square in squares]
+    ids = sequences(model, load_text("pydoc"), n=LENGTH, count=INPUTS)
+    return [{"input_ids": one[None]} for one in ids]
+
+
+def measured(name: str) -> dict:
+    """Return one row of the stored table, in float64; ``again`` is for the other inputs."""
+    model = load(name, dtype=torch.float64)
+    kept = MODELS[name]
+    first, *others = inputs_of(name, model)
+    found = through(model, *kept.after, read=kept.read, **first)
+    again = [product_and_whole(model, *kept.after, **inputs) for inputs in others]
+    return {"name": name, "n": len(found["from"])} | found | {"again": again}
+
+
+def stored() -> list[dict]:
+    """Return the rows that are kept with the book."""
+    file = stored_file("depth.json", "make depth")
+    return json.loads(file.read_text(encoding="utf8"))["rows"]
+
+
+def main(path: str) -> None:
+    """Measure every model, and store the table; after an interruption, go on where it was."""
+    unfinished = Path(path).with_suffix(".part")
+    rows = json.loads(unfinished.read_text(encoding="utf8")) if unfinished.exists() else []
+    for name in list(MODELS)[len(rows) :]:
+        rows.append(_rounded(measured(name)))
+        unfinished.write_text(json.dumps(rows), encoding="utf8")
+    table = {"command": "make depth", "versions": versions(), "rows": rows}
+    Path(path).write_text(json.dumps(table, indent=1) + "\n", encoding="utf8")
+    unfinished.unlink()
+
+
+def _rounded(value, digits: int = 6):
+    """Round numbers to this many digits."""
+    if isinstance(value, dict):
+        return {key: _rounded(part, digits) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_rounded(part, digits) for part in value]
+    return float(f"{value:.{digits}g}") if isinstance(value, float) else value
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,93 @@
+"""Bounds for attention with squared distances (L2 attention), on all inputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from scipy.special import lambertw
+
+from lipcore._checks import check_count
+from lipcore.bounds._logarithms import exp, finish, log_, log_add, log_norm, log_sum, log_times
+
+
+def l2_attention_upper(
+    *,
+    n: int,
+    head_dim: int,
+    norms_q: Sequence[float],
+    norms_v: Sequence[float],
+    norm_o: float = 1.0,
+    log: bool = False,
+) -> float:
+    r"""Return the least of :prf:ref:`thm-zoo-l2` and :prf:ref:`thm-zoo-fourth`, for any tokens.
+
+    .. math:: \Big( \sum_h \|Q_h\|_2^4\|V_h\|_2^2 \Big)^{1/2} \frac{\|W^O\|_2}{\sqrt k}\; \min\Big\{
+        \mu + 2^{3/4}\sqrt c\, n^{1/4} + 2c,\;\; \sqrt{e\,c_k} + 2c + 2\sqrt{2c\,c_k} \Big\}
+
+    with :math:`c e^{c+1} = n - 1`, :math:`\mu^2 = \min(\sqrt n, \tfrac12\sqrt n + \tfrac54)` and
+    :math:`c_k = (3 + \sqrt{2\pi k})^k`. The first bound holds in every head dimension k, and
+    :math:`n^{1/4}\sqrt{\log n}` is the exact order over all k. The second grows no faster than log
+    n for a fixed k.
+
+    Parameters
+    ----------
+    n, head_dim : int
+        The number of tokens, and the dimension k of queries.
+    norms_q, norms_v : sequence of float
+        The spectral norms of Q_h and V_h, one for each head.
+    norm_o : float
+        The spectral norm of W^O.
+    log : bool
+        Whether to return the logarithm of the bound.
+
+    Returns
+    -------
+    float
+
+    Raises
+    ------
+    ValueError, TypeError
+        If a number is out of range, or the numbers of heads differ.
+
+    Examples
+    --------
+    >>> size = {"head_dim": 64, "norms_q": [1.0], "norms_v": [1.0]}
+    >>> from lab.rivals import kim2021_l2_upper
+    >>> round(kim2021_l2_upper(n=4096, **size) / l2_attention_upper(n=4096, **size), 1)
+    30.7
+    """
+    n = check_count("n", n)
+    k = check_count("head_dim", head_dim)
+    heads = log_heads(k, norms_q, norms_v, norm_o)
+    c = distance_spread(n)
+    log_n = math.log(n)
+    mixing = min(log_n / 2, log_add(log_n / 2 - math.log(2), math.log(1.25))) / 2  # log μ
+    any_dimension = log_add(mixing, log_n / 4 + 0.75 * math.log(2) + log_(c) / 2)
+    columns = k * math.log(3 + math.sqrt(2 * math.pi * k))  # log c_k
+    this_dimension = columns / 2 + math.log(math.sqrt(math.e) + 2 * math.sqrt(2 * c))
+    total = log_add(min(any_dimension, this_dimension), log_(2 * c))
+    return finish(log_times(total, heads), log)
+
+
+def distance_spread(n: int) -> float:
+    """Return c with c e^{c+1} = n − 1, the largest mean of ‖y_i − y_j‖² under a row of weights.
+
+    The tests enclose the root by interval arithmetic, to a relative 1e-14.
+    """
+    return float(lambertw(exp(log_(n - 1) - 1)).real)
+
+
+def log_heads(
+    head_dim: int, norms_q: Sequence[float], norms_v: Sequence[float], norm_o: float, power: int = 4
+) -> float:
+    """Return the logarithm of (Σ_h ‖Q_h‖^power ‖V_h‖²)^{1/2} ‖W^O‖ / √k."""
+    if len(norms_q) != len(norms_v):
+        raise ValueError(
+            f"norms_v: expected {len(norms_q)} numbers as norms_q has, got {len(norms_v)}"
+        )
+    squares = [
+        power * log_norm(q, "norms_q") + 2 * log_norm(v, "norms_v")
+        for q, v in zip(norms_q, norms_v, strict=True)
+    ]
+    return log_times((log_sum(squares) - math.log(head_dim)) / 2, log_norm(norm_o, "norm_o"))

@@ -1,0 +1,65 @@
+"""A head that attends to the first token of a text, measured at every length for a live picture.
+
+``python -m lab.sink book/_live/sink.json`` makes the file that is kept with the book.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+from lab import models
+from lab.models.texts import load_text
+from lipcore.spectral import local_lipschitz
+
+#: The head of SmolLM2 that is shown.
+LAYER = 18
+HEAD = 3
+#: How much of the King James Bible it reads: two sentences and a half.
+TOKENS = 44
+
+
+def measure_sink(lengths: Iterable[int] = range(1, TOKENS + 1)) -> dict:
+    """Return what one head does with a text, in double precision, at several lengths.
+
+    Parameters
+    ----------
+    lengths : iterable of int
+        Numbers of tokens, from 1 to :data:`TOKENS`.
+
+    Returns
+    -------
+    dict
+        ``words``, the tokens as text; ``weights``, the attention of each on those up to itself, to
+        eight decimals; and for each length the spectral norm of the matrix of weights, ``norms``,
+        and the local constant of the head, ``constants``. The model reads from left to right, so
+        the weights at one length are a corner of those at a greater one.
+    """
+    model = models.load("smollm2", dtype=torch.float64)
+    ids = model.encode(load_text("bible")[:1000])[:TOKENS]
+    X = model.all_hidden_states(ids[None], up_to=LAYER)[LAYER][0]
+    head = model.attention(LAYER).head(HEAD)
+    P = head.weights(X)[0]
+    lengths = list(lengths)
+    norms = [torch.linalg.matrix_norm(P[:n, :n], 2).item() for n in lengths]
+    constants = [local_lipschitz(head, X[:n], tol=1e-9).value.item() for n in lengths]
+    return {
+        "words": [model.decode(token) for token in ids[:, None]],
+        "weights": [[round(w, 8) for w in row[: i + 1]] for i, row in enumerate(P.tolist())],
+        "norms": norms,
+        "constants": constants,
+    }
+
+
+def main(path: str) -> None:
+    """Measure the head, and write the file."""
+    text = json.dumps(measure_sink(), ensure_ascii=False, separators=(",", ":"))
+    Path(path).write_text(text + "\n", encoding="utf8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

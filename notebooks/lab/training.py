@@ -1,0 +1,496 @@
+r"""A small Transformer that learns to recall, trained with and without methods that keep it smooth.
+
+A sequence lists pairs of a key and a value, one token each, and its last token asks for one of the
+keys; the answer is the value beside it. Embeddings are random and fixed, so that a distance between
+tokens means the same for every network. Several seeds are trained at once: parameters and tokens
+have the seed as their first dimension, and nothing passes from one seed to another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from scipy import stats
+from torch import Tensor
+from torch.nn.functional import cross_entropy, normalize
+
+from lab._threads import one_thread
+from lab.data import stored_file
+from lab.rivals import softmax_norm_upper
+from lipcore import local_lipschitz
+from lipcore.models.measure import versions
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Parameters = dict[str, Tensor]
+
+#: Pairs in a sequence, different keys and values, width, heads, dimensions of a head, layers.
+PAIRS = 11
+KEYS = 16
+VALUES = 8
+WIDTH = 32
+HEADS = 2
+HEAD = 16
+LAYERS = 2
+STEPS = 300
+BATCH = 64
+RATE = 3e-3
+#: A penalty is computed at every fourth step, with four times its weight, on some sequences.
+LAZY = 4
+PENALISED = 8
+#: The tolerance of σ's singular vectors in a penalty, and with them of its gradient.
+TOLERANCE = 0.1
+#: The seeds whose results are reported, and those on which strengths were chosen.
+SEEDS = (0, 1, 2, 3, 4)
+CHOSEN_ON = (100, 101)
+#: The chosen strength is the first, from smooth to free, that keeps this accuracy.
+ACCURACY = 0.99
+#: The number of held-out sequences, and of those on which σ is measured.
+HELD_OUT = 256
+MEASURED = 8
+#: Radii of the attack, in which all tokens move together; a token has a norm of about 5.7.
+RADII = (0.5, 1.0, 1.5)
+#: Steps between the losses that are kept, and what makes the file of results.
+EVERY = 20
+COMMAND = "make training"
+
+
+class Method(NamedTuple):
+    """One method of keeping a network smooth.
+
+    Parameters
+    ----------
+    penalty : callable, optional
+        A function from parameters and tokens (seeds, batch, n, d) to one number for each seed,
+        which is added to the loss.
+    cap : bool
+        Whether singular values of the weights are clipped at the strength.
+    qk_norm : bool
+        Whether queries and keys have length one; their products are multiplied by the strength.
+    attack : bool
+        Whether it learns at tokens that one gradient step, as long as the strength, has moved.
+    strengths : tuple of float
+        The strengths that are tried, from smooth to free.
+    """
+
+    penalty: Callable[[Parameters, Tensor], Tensor] | None = None
+    cap: bool = False
+    qk_norm: bool = False
+    attack: bool = False
+    strengths: tuple[float, ...] = (0.0,)
+
+
+def embeddings() -> dict[str, Tensor]:
+    """Return the vectors of keys (16, 32) and values (8, 32), and that of the question (32,)."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randn(KEYS + VALUES + 1, WIDTH, generator=generator, dtype=torch.float64)
+    drawn = drawn / math.sqrt(2)
+    return {"key": drawn[:KEYS], "value": drawn[KEYS:-1], "question": drawn[-1]}
+
+
+def sequences(generators: Sequence[torch.Generator], count: int) -> tuple[Tensor, Tensor]:
+    """Draw tokens (seeds, count, 12, 32) and the right answers (seeds, count).
+
+    Examples
+    --------
+    >>> X, answers = sequences([torch.Generator().manual_seed(0)], 3)
+    >>> X.shape, answers.shape
+    (torch.Size([1, 3, 12, 32]), torch.Size([1, 3]))
+    """
+    table = embeddings()
+    tokens = []
+    answers = []
+    for generator in generators:
+        shuffled = torch.rand(count, KEYS, generator=generator).argsort(-1)
+        keys = shuffled[:, :PAIRS]  # no key twice
+        values = torch.randint(VALUES, (count, PAIRS), generator=generator)
+        asked = torch.randint(PAIRS, (count, 1), generator=generator)
+        question = table["key"][keys.gather(1, asked)] + table["question"]
+        tokens.append(torch.cat([table["key"][keys] + table["value"][values], question], 1))
+        answers.append(values.gather(1, asked)[:, 0])
+    return torch.stack(tokens), torch.stack(answers)
+
+
+def initial(generators: Sequence[torch.Generator]) -> Parameters:
+    """Return random weights, those of all seeds in one tensor, with entries of variance 1/d."""
+    shapes = {"answer": (VALUES, WIDTH)}
+    for layer in range(LAYERS):
+        shapes |= {f"{name}{layer}": (HEADS, HEAD, WIDTH) for name in ("query", "key", "value")}
+        shapes |= {
+            f"output{layer}": (HEADS, WIDTH, HEAD),
+            f"up{layer}": (2 * WIDTH, WIDTH),
+            f"down{layer}": (WIDTH, 2 * WIDTH),
+        }
+
+    def draw(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        entries = torch.randn(shape, generator=generator, dtype=torch.float64)
+        return entries / math.sqrt(shape[-1])
+
+    drawn = [{name: draw(shape, g) for name, shape in shapes.items()} for g in generators]
+    return {name: torch.stack([one[name] for one in drawn]) for name in shapes}
+
+
+def weights(parameters: Parameters, layer: int, X: Tensor, qk_norm: float | None = None) -> Tensor:
+    """Return attention weights of a layer at X (seeds, …, n, d): (seeds, …, heads, n, n)."""
+    q = torch.einsum("shkd,s...nd->s...hnk", parameters[f"query{layer}"], X)
+    k = torch.einsum("shkd,s...nd->s...hnk", parameters[f"key{layer}"], X)
+    if qk_norm is None:
+        return torch.softmax(q @ k.mT / math.sqrt(HEAD), -1)
+    return torch.softmax(qk_norm * normalize(q, dim=-1) @ normalize(k, dim=-1).mT, -1)
+
+
+def attend(parameters: Parameters, layer: int, X: Tensor, qk_norm: float | None = None) -> Tensor:
+    """Return what the attention of a layer adds to X, output projection included."""
+    P = weights(parameters, layer, X, qk_norm)
+    v = torch.einsum("shkd,s...nd->s...hnk", parameters[f"value{layer}"], X)
+    return torch.einsum("shdk,s...hnk->s...nd", parameters[f"output{layer}"], P @ v)
+
+
+def states(parameters: Parameters, X: Tensor, qk_norm: float | None = None) -> list[Tensor]:
+    """Return what enters each layer, and what leaves the last."""
+    found = [X]
+    for layer in range(LAYERS):
+        X = X + attend(parameters, layer, X, qk_norm)
+        hidden = torch.einsum("sed,s...d->s...e", parameters[f"up{layer}"], X).relu()
+        X = X + torch.einsum("sde,s...e->s...d", parameters[f"down{layer}"], hidden)
+        found.append(X)
+    return found
+
+
+def logits(parameters: Parameters, X: Tensor, qk_norm: float | None = None) -> Tensor:
+    """Return the answer as the last token gives it: (seeds, …, values)."""
+    last = states(parameters, X, qk_norm)[-1][..., -1, :]
+    return torch.einsum("svd,s...d->s...v", parameters["answer"], last)
+
+
+def sigma_of_attention(parameters: Parameters, X: Tensor) -> Tensor:
+    """Return σ of the attention of each layer at its tokens, added up, one number for each seed."""
+    entering = states(parameters, X)
+    total = sum(
+        _sigma(partial(attend, parameters, layer), entering[layer]) for layer in range(LAYERS)
+    )
+    return total.mean(-1)
+
+
+def sigma_of_network(parameters: Parameters, X: Tensor) -> Tensor:
+    """Return σ of the map from embeddings to logits, one number for each seed."""
+    return _sigma(partial(_as_row, parameters), X).mean(-1)
+
+
+def mixing(parameters: Parameters, X: Tensor) -> Tensor:
+    """Return the sum over heads and layers of ‖P‖ times the norm of the projected value matrix."""
+    entering = states(parameters, X)
+    total = 0.0
+    for layer in range(LAYERS):
+        passed = parameters[f"output{layer}"] @ parameters[f"value{layer}"]
+        P = weights(parameters, layer, entering[layer])
+        size = torch.linalg.matrix_norm(passed, 2)[:, None] * torch.linalg.matrix_norm(P, 2)
+        total = total + size.sum(-1)
+    return total.mean(-1)
+
+
+def softmax_jacobian(parameters: Parameters, X: Tensor) -> Tensor:
+    """Return the mean over rows, heads and layers of the two-weights bound of ‖diag(p) − ppᵀ‖.
+
+    This is our reading of the regulariser JaSMin (Yudin et al. 2025), whose abstract says that it
+    makes the norm of the softmax's Jacobian small (:prf:ref:`lem-rivals-softmax`).
+    """
+    entering = states(parameters, X)
+    rows = [
+        softmax_norm_upper(weights(parameters, layer, entering[layer])) for layer in range(LAYERS)
+    ]
+    return torch.stack(rows).mean((0, -1, -2, -3))
+
+
+def capped(parameters: Parameters, cap: float) -> Parameters:
+    """Clip the singular values of every matrix at ``cap``.
+
+    Examples
+    --------
+    >>> capped({"answer": torch.diag(torch.tensor([3.0, 0.5]))}, 1.0)["answer"].diagonal()
+    tensor([1.0000, 0.5000])
+    """
+    found = {}
+    for name, matrix in parameters.items():
+        U, S, Vh = torch.linalg.svd(matrix, full_matrices=False)
+        found[name] = U * S.clamp(max=cap)[..., None, :] @ Vh
+    return found
+
+
+#: The methods that are compared, by the names that the page uses.
+METHODS = {
+    "plain": Method(),
+    "σ of attention": Method(sigma_of_attention, strengths=(1.0, 0.3, 0.1, 0.03)),
+    "σ of the network": Method(sigma_of_network, strengths=(1.0, 0.3, 0.1, 0.03)),
+    "‖P‖ and values": Method(mixing, strengths=(3.0, 1.0, 0.3, 0.1)),
+    "QK-norm": Method(qk_norm=True, strengths=(1.0, 2.0, 4.0, 8.0)),
+    "spectral caps": Method(cap=True, strengths=(0.6, 0.8, 1.0, 1.25, 1.5)),
+    "softmax penalty": Method(softmax_jacobian, strengths=(10.0, 3.0, 1.0, 0.3)),
+    "trained on attacks": Method(attack=True, strengths=(2.0, 1.0, 0.5, 0.25)),
+}
+
+
+class Trained(NamedTuple):
+    """Networks of several seeds after training; ``losses`` (steps, seeds) are without penalties."""
+
+    parameters: Parameters
+    qk_norm: float | None
+    losses: Tensor | None = None
+
+
+def train(
+    method: Method, strength: float, seeds: Sequence[int] = SEEDS, *, steps: int = STEPS
+) -> Trained:
+    """Train one network for each seed, all at once, with Adam and a rate that falls to zero.
+
+    Every seed has its own generator, for its weights first and then for its sequences, so that
+    methods start alike and see the same sequences.
+
+    Examples
+    --------
+    >>> train(Method(), 0.0, (0, 1), steps=2).losses.shape
+    torch.Size([2, 2])
+    """
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    parameters = {name: p.requires_grad_() for name, p in initial(generators).items()}
+    qk_norm = strength if method.qk_norm else None
+    adam = torch.optim.Adam(parameters.values(), lr=RATE)
+    losses = []
+    for step in range(steps):
+        X, answers = sequences(generators, BATCH)
+        if method.attack:
+            X = X - strength * _unit(_slope(Trained(parameters, qk_norm), X, answers))
+        scores = logits(parameters, X, qk_norm)
+        loss = cross_entropy(scores.movedim(-1, 1), answers, reduction="none").mean(-1)
+        total = loss.sum()
+        if method.penalty is not None and step % LAZY == 0:
+            total = total + LAZY * strength * method.penalty(parameters, X[:, :PENALISED]).sum()
+        adam.zero_grad()
+        total.backward()
+        adam.param_groups[0]["lr"] = RATE * (1 - step / STEPS)
+        adam.step()
+        losses.append(loss.detach())
+        if method.cap and (step % LAZY == 0 or step == steps - 1):
+            clipped = capped({name: p.detach() for name, p in parameters.items()}, strength)
+            for name, matrix in clipped.items():
+                parameters[name].data.copy_(matrix)
+    kept = {name: p.detach() for name, p in parameters.items()}
+    return Trained(kept, qk_norm, torch.stack(losses))
+
+
+def margins(trained: Trained, X: Tensor, answers: Tensor) -> Tensor:
+    """Return the logit of the right answer minus the largest other: (seeds, count)."""
+    scores = logits(trained.parameters, X, trained.qk_norm)
+    right = answers[..., None]
+    others = scores.scatter(-1, right, -torch.inf)
+    return scores.gather(-1, right)[..., 0] - others.amax(-1)
+
+
+def attacked(
+    trained: Trained, X: Tensor, answers: Tensor, radius: float, *, steps: int = 15
+) -> Tensor:
+    """Return the least margin that projected gradient steps find in the ball around each X.
+
+    All tokens of a sequence move together, by ``radius`` in the Frobenius norm, and the first step
+    is along the gradient at X.
+    """
+    H = torch.zeros_like(X)
+    least = margins(trained, X, answers)
+    for _ in range(steps):
+        H = H - radius / 2 * _unit(_slope(trained, X + H, answers))
+        H = H * (radius / _size(H).clamp(min=1e-300)).clamp(max=1)
+        least = torch.minimum(least, margins(trained, X + H, answers))
+    return least
+
+
+def rounded(parameters: Parameters, kind: str) -> Parameters:
+    """Return weights in fewer bits: ``"int8"`` (one scale for each row) or ``"bfloat16"``.
+
+    Examples
+    --------
+    >>> W = {"answer": torch.tensor([[1.0, 0.3]])}
+    >>> rounded(W, "int8")["answer"] * 127
+    tensor([[127.,  38.]])
+    """
+    if kind == "bfloat16":
+        return {name: W.bfloat16().to(W.dtype) for name, W in parameters.items()}
+    if kind != "int8":
+        raise ValueError(f'kind: expected "int8" or "bfloat16", got {kind!r}')
+    found = {}
+    for name, W in parameters.items():
+        scale = W.abs().amax(-1, keepdim=True).clamp(min=1e-300) / 127
+        found[name] = (W / scale).round() * scale
+    return found
+
+
+def held_out(seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return sequences that no training draws, different for every seed."""
+    return sequences([torch.Generator().manual_seed(10_000 + seed) for seed in seeds], HELD_OUT)
+
+
+def measure(
+    trained: Trained, seeds: Sequence[int] = SEEDS, *, radii: Sequence[float] = RADII
+) -> dict[str, Tensor]:
+    """Return results of the networks on held-out sequences: one number a seed for each question.
+
+    Attacks move tokens by each of the radii.
+    """
+    X, answers = held_out(seeds)
+    clear = margins(trained, X, answers)
+    scores = logits(trained.parameters, X, trained.qk_norm)
+    few = X[:, :MEASURED]
+    entering = states(trained.parameters, few, trained.qk_norm)
+    options = {"tol": 1e-4, "probability": None}
+    layers = [
+        local_lipschitz(
+            partial(attend, trained.parameters, layer, qk_norm=trained.qk_norm),
+            entering[layer],
+            **options,
+        ).value
+        for layer in range(LAYERS)
+    ]
+    whole = local_lipschitz(
+        partial(_as_row, trained.parameters, qk_norm=trained.qk_norm), few, **options
+    ).value
+    found = {
+        "accuracy": _share(clear > 0),
+        "loss": cross_entropy(scores.movedim(-1, 1), answers, reduction="none").mean(-1),
+        "margin": clear.median(-1).values,
+        "sigma attention": torch.stack(layers).amax(0).mean(-1),
+        "sigma network": whole.mean(-1),
+        "margin over sigma": (clear[:, :MEASURED] / whole).median(-1).values,
+    }
+    for radius in radii:
+        found[f"attacked {radius:g}"] = _share(attacked(trained, X, answers, radius) > 0)
+    for kind in ("int8", "bfloat16"):
+        moved = logits(rounded(trained.parameters, kind), X, trained.qk_norm)
+        found[f"{kind} moved"] = ((moved - scores).norm(dim=-1) / clear.abs()).median(-1).values
+        found[f"{kind} flipped"] = _share(moved.argmax(-1) != scores.argmax(-1))
+    return found
+
+
+def choose(method: Method, tried: dict[str, float], *, steps: int = STEPS) -> float:
+    """Return the strongest strength that keeps the accuracy on other seeds; fill ``tried``."""
+    for strength in method.strengths:
+        trained = train(method, strength, CHOSEN_ON, steps=steps)
+        clear = margins(trained, *held_out(CHOSEN_ON)) > 0
+        tried[f"{strength:g}"] = round(_share(clear).mean().item(), 4)
+        if tried[f"{strength:g}"] >= ACCURACY:
+            break
+    return strength
+
+
+def study(name: str, *, steps: int = STEPS) -> dict:
+    """Choose the strength of a method, train with it, and return what ``stored`` keeps."""
+    method = METHODS[name]
+    tried: dict[str, float] = {}
+    strength = choose(method, tried, steps=steps)
+    trained = train(method, strength, steps=steps)
+    found = {key: _short(values) for key, values in measure(trained).items()}
+    losses = [_short(row) for row in trained.losses[::EVERY]]
+    return {"name": name, "strength": strength, "tried": tried, "losses": losses, **found}
+
+
+def stored() -> pd.DataFrame:
+    """Return the results that are kept with the book, one row for each method.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Index ``name``; columns ``strength``, ``tried`` (accuracies by strength), ``losses`` (a row
+        for every twentieth step) and those of :func:`measure`, lists with one number for each seed.
+
+    Examples
+    --------
+    >>> len(stored().loc["plain", "accuracy"])
+    5
+    """
+    import pandas as pd
+
+    content = json.loads(stored_file("training.json", COMMAND).read_text(encoding="utf8"))
+    table = pd.DataFrame(content["methods"]).set_index("name")
+    table.attrs = content["made"]
+    return table
+
+
+def interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Return Student's interval for the mean of independent, normal values.
+
+    Examples
+    --------
+    >>> low, high = interval([1.0, 2.0, 3.0])
+    >>> round(low, 3), round(high, 3)
+    (-0.484, 4.484)
+    """
+    values = torch.as_tensor(values, dtype=torch.float64)
+    centre = values.mean().item()
+    reach = float(stats.t.ppf((1 + confidence) / 2, len(values) - 1))
+    reach *= values.std().item() / math.sqrt(len(values))
+    return centre - reach, centre + reach
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Study every method, write the results to a file, and continue an interrupted run."""
+    parser = argparse.ArgumentParser(prog="python -m lab.training", description=__doc__)
+    parser.add_argument("file", type=Path, help="where the results go, as JSON")
+    parser.add_argument("--steps", type=int, default=STEPS, help="fewer, to see that all runs")
+    options = parser.parse_args(arguments)
+    command = COMMAND if options.steps == STEPS else f"{COMMAND} with {options.steps} steps"
+    made = {"command": command, "versions": versions()}
+    unfinished = options.file.with_suffix(".part")
+    found = json.loads(unfinished.read_text(encoding="utf8")) if unfinished.exists() else {}
+    with one_thread():
+        for name in METHODS:
+            if name not in found:
+                found[name] = study(name, steps=options.steps)
+                unfinished.write_text(json.dumps(found), encoding="utf8")
+    methods = ",\n".join(json.dumps(found[name], ensure_ascii=False) for name in METHODS)
+    text = f'{{"made": {json.dumps(made)},\n"methods": [\n{methods}\n]}}\n'
+    options.file.write_text(text, encoding="utf8")
+    unfinished.unlink()
+    return 0
+
+
+def _short(values: Tensor) -> list[float]:
+    return [float(f"{value:.5g}") for value in values.tolist()]
+
+
+def _as_row(parameters: Parameters, X: Tensor, qk_norm: float | None = None) -> Tensor:
+    return logits(parameters, X, qk_norm)[..., None, :]
+
+
+def _sigma(fn: Callable[[Tensor], Tensor], X: Tensor) -> Tensor:
+    with warnings.catch_warnings():  # at a crossing any of the gradients will do
+        warnings.filterwarnings("ignore", message="differentiable")
+        found = local_lipschitz(fn, X, differentiable=True, tol=TOLERANCE, probability=None)
+    return found.value
+
+
+def _share(which: Tensor) -> Tensor:
+    return which.double().mean(-1)
+
+
+def _slope(trained: Trained, X: Tensor, answers: Tensor) -> Tensor:
+    Y = X.detach().requires_grad_()
+    return torch.autograd.grad(margins(trained, Y, answers).sum(), Y)[0]
+
+
+def _size(H: Tensor) -> Tensor:
+    return H.norm(dim=(-2, -1), keepdim=True)
+
+
+def _unit(H: Tensor) -> Tensor:
+    return H / _size(H).clamp(min=1e-300)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
