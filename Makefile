@@ -38,7 +38,7 @@ $(STAMP): requirements.lock pyproject.toml
 
 weights: $(WEIGHTS)  ## fetch the pretrained weights, photographs and speech (once)
 $(WEIGHTS): $(wildcard notebooks/lab/models/sources.py) | $(STAMP)
-	$(BIN)/python -m lab fetch minilm smollm2 bible vit whisper photos speech
+	$(BIN)/python -m lab.weights fetch minilm smollm2 bible vit whisper photos speech
 	@# the first load unpacks weights once; several pages at the same time would each do it
 	$(BIN)/python -c 'from lab import models; [models.load(name) for name in ("smollm2", "vit", "whisper")]'
 	@mkdir -p $(BUILD) && touch $@
@@ -91,7 +91,7 @@ attack: $(STAMP) $(WEIGHTS)  ## try to break every bound, at length
 
 sweep: $(STAMP) $(WEIGHTS)  ## measure what the chapters on real text rest on (75 minutes of one core; resumes), store the tables
 	for plan in sweep texts; do \
-	  OMP_NUM_THREADS=1 $(BIN)/python -m lab sweep --plan book/data/$$plan.toml --folder $(BUILD)/sweep --export book/data/$$plan.parquet $(SWEEP_FLAGS) || exit; \
+	  OMP_NUM_THREADS=1 $(BIN)/python -m lab.sweep --plan book/data/$$plan.toml --folder $(BUILD)/sweep --export book/data/$$plan.parquet $(SWEEP_FLAGS) || exit; \
 	done
 
 images: $(STAMP) $(WEIGHTS)  ## measure the models of images and of speech (some minutes; resumes), store the table

@@ -14,13 +14,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from lipcore._checks import check_head, check_number, check_same_kind, check_scores, check_tokens
-from lipcore._shapes import check_shapes
-from lipcore.cross import CrossAttention
-from lipcore.gates import GatedJacobian, head_outputs, per_head, without_gates
-from lipcore.jacobian import AttentionJacobian, AutogradJacobian
-from lipcore.masks import check_fits, check_tables, kept, mask_scores_, members
-from lipcore.operators import LinearOperator
+from lipcore._checks import (
+    check_fits,
+    check_head,
+    check_layer,
+    check_number,
+    check_same_kind,
+    check_tokens,
+)
+from lipcore._heads import mask_scores_, per_head, select_sequences, sink_factor
+from lipcore.cross import AttentionMap, CrossAttention
 
 
 def attention_map(X: Tensor, A: Tensor, V: Tensor, *, causal: bool = False) -> Tensor:
@@ -52,7 +55,7 @@ def attention_map(X: Tensor, A: Tensor, V: Tensor, *, causal: bool = False) -> T
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Attention:
+class Attention(AttentionMap):
     r"""Multi-head self-attention, without residual connection or normalisation.
 
     .. math:: f(X)_i = \sum_h W_h \Big( \sum_j P^h_{ij} (V_h x_j + b^v_h) \Big) + b^o,
@@ -129,8 +132,7 @@ class Attention:
     window: int | None = None
 
     def __post_init__(self) -> None:
-        check_shapes(self)
-        check_tables(self)
+        check_layer(self)
         scale = 1 / math.sqrt(self.query.shape[1]) if self.scale is None else self.scale
         object.__setattr__(self, "scale", check_number("scale", scale))
         groups = self.query.shape[0] // self.key.shape[0]
@@ -159,21 +161,6 @@ class Attention:
         identity = torch.eye(len(A), dtype=A.dtype, device=A.device)
         return cls(query=A[None], key=identity[None], value=V[None], scale=1.0, **options)
 
-    @classmethod
-    def from_module(cls, module: nn.Module, *args, **inputs) -> Attention:
-        """Return the attention of a PyTorch or transformers module, compared with it on the spot.
-
-        :func:`lipcore.models.modules.from_module` says which modules it accepts.
-
-        Examples
-        --------
-        >>> Attention.from_module(nn.MultiheadAttention(8, 2, batch_first=True).eval())
-        Attention(2 heads, 8 → 8 dimensions)
-        """
-        from lipcore.models.modules import from_module  # the models are built on this class
-
-        return from_module(module, *args, **inputs)
-
     def __repr__(self) -> str:
         """Return one line with the sizes and the names of the options in use."""
         heads = f"{self.heads} head{'s' if self.heads > 1 else ''}"
@@ -181,6 +168,9 @@ class Attention:
         given = [k for k, x in rest if x is not None and x is not False and k != "scale"]
         sizes = f"{heads}, {self.d} → {self.output_dim} dimensions"
         return f"Attention({', '.join([sizes, *given])})"
+
+    #: The parts that change with X: all, where queries, keys and values come from one sequence.
+    moving = ("query", "key", "value", "gate")
 
     @property
     def heads(self) -> int:
@@ -199,13 +189,13 @@ class Attention:
 
     def to(self, *args, **kwargs) -> Attention:
         """Move or convert every tensor, as :meth:`torch.Tensor.to` does; a mask stays boolean."""
-        tensors = {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
-        moved = {name: tensor.to(*args, **kwargs) for name, tensor in tensors.items()}
+        moved = {}
+        for name, part in vars(self).items():
+            if isinstance(part, Tensor | nn.Module):  # a module would be changed where it is
+                part = copy.deepcopy(part) if isinstance(part, nn.Module) else part
+                moved[name] = part.to(*args, **kwargs)
         if self.mask is not None:
             moved["mask"] = moved["mask"].bool()
-        norms = {name: getattr(self, name) for name in ("query_norm", "key_norm")}
-        modules = {name: norm for name, norm in norms.items() if isinstance(norm, nn.Module)}
-        moved |= {name: copy.deepcopy(norm).to(*args, **kwargs) for name, norm in modules.items()}
         return replace(self, **moved)
 
     def head(self, index: int) -> Attention:
@@ -213,20 +203,21 @@ class Attention:
         if not -self.heads <= index < self.heads:
             raise IndexError(f"index: expected a head from 0 to {self.heads - 1}, got {index}")
         index %= self.heads
-        parts = ("query", "key", "value", "query_bias", "key_bias", "value_bias", "sinks", "gate")
-        parts += ("gate_bias",)
+        weights = ("query", "key", "value", "gate")
+        parts = ("sinks", *weights, *(f"{name}_bias" for name in weights))
         tensors = {name: getattr(self, name) for name in parts}
         picked = {name: x[index : index + 1] for name, x in tensors.items() if x is not None}
-        for name, table in (("mask", self.mask), ("bias", self.bias)):
+        for name in ("mask", "bias"):
+            table = getattr(self, name)
             if table is not None and table.ndim > 2 and table.shape[-3] > 1:
                 picked[name] = table[..., index : index + 1, :, :]
         if self.output is not None:
             picked["output"] = self.output.unflatten(1, (self.heads, -1))[:, index]
         return replace(self, **picked, output_bias=None)
 
-    def members(self, batch: tuple[int, ...], index) -> Attention:
-        """Return the layer for some sequences of a batch, by :func:`lipcore.masks.members`."""
-        return members(self, batch, index)
+    def select_sequences(self, batch: tuple[int, ...], index) -> Attention:
+        """Return the layer for some sequences of a batch, with the masks and biases of these."""
+        return select_sequences(self, batch, index)
 
     def compressed(self) -> tuple[Attention, Tensor, Tensor]:
         r"""Return the same layer in fewer dimensions, and the orthonormal frames that lead back.
@@ -324,9 +315,9 @@ class Attention:
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)
         scores = mask_scores_(self, scores, rows)
-        left = kept(self, scores)
+        factor = sink_factor(self, scores)
         P = torch.softmax(scores, dim=-1)
-        return P if left is None else left * P
+        return P if factor is None else factor * P
 
     def check_input(self, X: Tensor) -> Tensor:
         """Return X if this layer can take it, else raise."""
@@ -340,26 +331,9 @@ class Attention:
         check_fits(self, X)
         return X
 
-    def weights(self, X: Tensor) -> Tensor:
-        """Return the attention weights P, (…, heads, n, n); rows sum to one, or less with sinks."""
-        queries, keys, _ = self.project(self.check_input(X))
-        check_scores(queries, keys)
-        return self.row_weights(queries, keys, slice(0, X.shape[-2]))
-
-    def __call__(self, X: Tensor) -> Tensor:
-        """Return f(X), shape (…, n, output_dim), for X of shape (…, n, d); differentiable in X."""
-        queries, keys, values = self.project(self.check_input(X))
-        check_scores(queries, keys)
-        P = self.row_weights(queries, keys, slice(0, X.shape[-2]))
-        return self.join_heads(self.gated(P @ values, X), bias=True)
-
     def gates(self, X: Tensor) -> Tensor | None:
         """Return the gates at the queries' tokens X, shape (…, heads, n, 1 or p), or None."""
         return None if self.gate is None else per_head(X, self.gate, self.gate_bias).sigmoid()
-
-    def gated(self, heads: Tensor, X: Tensor) -> Tensor:
-        """Return the outputs of the heads, (…, heads, n, p), times the gates at X."""
-        return heads if self.gate is None else self.gates(X) * heads
 
     def join_heads(self, per_head: Tensor, *, bias: bool = False) -> Tensor:
         """Concatenate the heads (…, heads, n, p), project them, and return (…, n, output_dim)."""
@@ -369,22 +343,10 @@ class Attention:
         return joined + self.output_bias if bias and self.output_bias is not None else joined
 
     @property
-    def beyond(self) -> list[str]:
-        """The options in use that the formulas of :prf:ref:`thm-jacobian` do not cover."""
-        names = ("softcap", "query_norm", "key_norm", "gate")
+    def not_bilinear(self) -> list[str]:
+        """The options in use whose scores are not those of :prf:ref:`thm-jacobian`."""
+        names = ("softcap", "query_norm", "key_norm")
         return [name for name in names if getattr(self, name) is not None]
-
-    def jacobian(self, X: Tensor) -> LinearOperator:
-        """Return the Jacobian at X as an operator, an :class:`~lipcore.jacobian.AttentionJacobian`.
-
-        With a softcap or normalised queries or keys it is an
-        :class:`~lipcore.jacobian.AutogradJacobian`; gates put a
-        :class:`~lipcore.gates.GatedJacobian` around either.
-        """
-        if self.gate is not None:
-            bare = without_gates(self)
-            return GatedJacobian(self, bare.jacobian(X), self.gates(X), head_outputs(bare, X))
-        return (AutogradJacobian if self.beyond else AttentionJacobian)(self, X)
 
     def cross(
         self, *, memory: Tensor | None = None, queries: Tensor | None = None

@@ -1,24 +1,20 @@
-"""Derivatives of any code, which runs as it is; what has no derivative is said in one line."""
+"""The Jacobian of any code, which runs as it is; what has no derivative is said in one line."""
 
 from __future__ import annotations
 
 import contextlib
 import re
-import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.backends import mha
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lipcore._checks import check_tokens
+from lipcore import guard
+from lipcore._checks import check_count, check_real_tensor, check_same_kind, check_tokens
+from lipcore.operators import LinearOperator
 
-# The choice of kernels, the seed and forward mode belong to the process: one thread at a time.
-_ALONE = threading.RLock()
 _DTYPES = re.compile(r"dtype|scalar type|Input type|data type")
 #: Patterns in what PyTorch says of an operation without a derivative rule, and what to change.
 _CURES = (
@@ -33,85 +29,103 @@ _CURES = (
 )
 
 
-@contextlib.contextmanager
-def undisturbed(device: torch.device) -> Iterator[None]:
-    """Run foreign code alone, with kernels that have derivatives, and restore the seed afterwards.
+class AutogradJacobian(LinearOperator):
+    """The Jacobian of any differentiable map at X, by automatic differentiation.
 
-    Inference mode and ``torch.no_grad`` outside are lifted, fused attention runs as PyTorch's
-    mathematical kernel, and what ``torch.compile`` has wrapped runs uncompiled.
-
-    Parameters
-    ----------
-    device : torch.device
-        Where the code computes; the seeds of the CPU and of this device are restored.
-
-    Examples
-    --------
-    >>> with torch.no_grad(), undisturbed(torch.device("cpu")):
-    ...     torch.is_grad_enabled()
-    True
-    """
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_ALONE)
-        stack.enter_context(torch.inference_mode(False))  # this lifts no_grad too
-        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        devices = [device] if device.type == "cuda" else []
-        stack.enter_context(torch.random.fork_rng(devices))
-        stack.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
-        mha.set_fastpath_enabled(False)
-        if "torch._dynamo" in sys.modules:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-        yield
-
-
-class Derivative:
-    """The value of a map at X and products with its derivative J, all from one evaluation.
-
-    Reverse mode gives Jᵀ[G], and the derivative of that with respect to G gives J[H]: three times
-    quicker than forward mode, and right for code that works in place, recurrent layers and
-    checkpoints. Forward mode is used where an operation can be differentiated once only.
+    The map is checked once (:mod:`lipcore.guard`). If its derivative cannot be trusted, it is
+    refused with the cause in one line: members of the batch that influence one another, gradients
+    cut inside, random numbers, or modules that change. Fused attention runs as PyTorch's
+    mathematical kernel, and code wrapped by ``torch.compile`` runs uncompiled.
 
     Parameters
     ----------
     fn : callable
-        A map from a tensor like X to a tensor. It is called at once, so that unknown code should
-        be given inside :func:`undisturbed`.
-    X : Tensor
+        Maps (…, n, d) to (…, …), with the same batch in front. A module must be in evaluation
+        mode.
+    X : Tensor, shape (…, n, d)
+    event_dims : int
+        How many of the last dimensions of X are one input; those before are a batch, whose members
+        must not influence one another. 3 for images (…, channels, height, width).
+    layout : {"NLE", "LNE"}
+        With "LNE", the map takes and gives (n, batch, d), as :class:`torch.nn.MultiheadAttention`
+        does without ``batch_first``. The Jacobian's batch comes first all the same.
+    check : bool
+        Without it the map is not checked: what autodiff gives is taken for the derivative.
+
+    Raises
+    ------
+    ValueError, TypeError, RuntimeError
+        If the map is refused, or fails at X.
+    NotImplementedError
+        If PyTorch has no derivative of an operation in it.
+
+    Notes
+    -----
+    All products come from one evaluation. Reverse mode gives Jᵀ[G], and the derivative of that with
+    respect to G gives J[H]: three times quicker than forward mode, and right for code that works in
+    place, recurrent layers and checkpoints. Forward mode is used where an operation can be
+    differentiated once only.
 
     Examples
     --------
-    >>> f = Derivative(torch.square, torch.tensor([1.0, 2.0]))
-    >>> f.value.tolist(), f.push(torch.ones(2)).tolist(), f.pull(torch.ones(2)).tolist()
-    ([1.0, 4.0], [2.0, 4.0], [2.0, 4.0])
+    >>> import torch
+    >>> AutogradJacobian(torch.sin, torch.zeros(2, 1)).matvec(torch.ones(2, 1)).flatten()
+    tensor([1., 1.])
     """
 
-    def __init__(self, fn: Callable[[Tensor], Tensor], X: Tensor) -> None:
-        self.fn = fn
+    def __init__(
+        self,
+        fn: Callable[[Tensor], Tensor],
+        X: Tensor,
+        *,
+        event_dims: int = 2,
+        layout: str = "NLE",
+        check: bool = True,
+    ) -> None:
+        if not callable(fn):
+            raise TypeError(f"fn: expected a callable, got {type(fn).__name__}")
+        if check:
+            guard.refuse_training(fn)
+        X, self.fn = batch_first(fn, X, layout)
+        batch = X.ndim - check_count("event_dims", event_dims)
+        if batch < 0:
+            expected = f"at most the {X.ndim} dimensions of X"
+            raise ValueError(f"event_dims: expected {expected}, got {event_dims}")
+        self.checked = check
         self._once = False  # whether some operation can be differentiated once only
         self._transposed = None
-        self.X = X.detach().clone(memory_format=torch.contiguous_format)
-        self._input = self.X.clone().requires_grad_()
-        self._output = self._called(self._input)
-        is_tensor = isinstance(self._output, Tensor)
-        self.value = self._output.detach() if is_tensor else self._output
+        with (guard.unchanged if check else guard.isolated)(X.device), _in_one_line(_failure):
+            self.X = X.detach().clone(memory_format=torch.contiguous_format)
+            self._input = self.X.clone().requires_grad_()
+            self._output = self._called(self._input)
+        self._check_output(batch, event_dims)
+        self.value = self._output.detach()
+        self._describe(X, X.shape[:batch], X.shape[batch:], self.value.shape[batch:])
+        if check:
+            guard.check_derivative(self, batch)
+
+    def _check_output(self, batch: int, event_dims: int) -> None:
+        """Refuse an output that is no finite tensor of X's kind with the batch in front."""
+        value = self._output
+        if not isinstance(value, Tensor):
+            got = f"{type(value).__name__}: wrap it, for example lambda X: module(X)[0]"
+            raise TypeError(f"fn: expected a map that returns a tensor, got {got}")
+        check_same_kind("fn(X)", check_real_tensor("fn(X)", value), self.X, "X")
+        if value.shape[:batch] != self.X.shape[:batch]:
+            expected = f"an output that begins with the batch {tuple(self.X.shape[:batch])}"
+            cure = f"if that is no batch, pass event_dims={event_dims + 1}"
+            got = f"shape {tuple(value.shape)}: {cure}"
+            raise ValueError(f"fn: expected {expected}, got {got}")
 
     def evaluate(self, X: Tensor) -> Tensor:
         """Return the value of the map at X, without a derivative."""
-        with undisturbed(X.device), torch.no_grad(), one_line():
+        with guard.isolated(X.device), torch.no_grad(), _in_one_line(_failure):
             return self._called(X)
 
-    def pull(self, G: Tensor) -> Tensor:
-        """Return Jᵀ[G], by reverse mode."""
-        with undisturbed(G.device), _explained():
-            G = G.detach().clone()  # it may come from inference mode
-            if self._transposed is None and not self._once:
-                with contextlib.suppress(RuntimeError):  # reported below, or by push
-                    return self._transpose(G.requires_grad_())[1].detach()
-            return self._pulled(G.detach())
-
-    def push(self, H: Tensor) -> Tensor:
+    def matvec(self, H: Tensor) -> Tensor:
         """Return J[H], by reverse mode applied twice, or by forward mode where that fails."""
-        with undisturbed(H.device), _explained():
+        self._check("H", H, self.input_shape)
+        with guard.isolated(H.device), _in_one_line(_no_rule):
             if not self._output.requires_grad:
                 return torch.zeros_like(self.value)
             if self._once:
@@ -128,6 +142,16 @@ class Derivative:
                 with contextlib.suppress(RuntimeError):
                     return self._pushed_forward(H)
                 raise error
+
+    def rmatvec(self, G: Tensor) -> Tensor:
+        """Return Jᵀ[G], by reverse mode."""
+        self._check("G", G, self.output_shape)
+        with guard.isolated(G.device), _in_one_line(_no_rule):
+            G = G.detach().clone()  # it may come from inference mode
+            if self._transposed is None and not self._once:
+                with contextlib.suppress(RuntimeError):  # reported below, or by matvec
+                    return self._transpose(G.requires_grad_())[1].detach()
+            return self._pulled(G.detach())
 
     def _pushed_forward(self, H: Tensor) -> Tensor:
         with torch.no_grad():
@@ -147,7 +171,7 @@ class Derivative:
         except RuntimeError as error:
             if "modified by an inplace operation" not in str(error):
                 raise
-        with saved_tensors_hooks(torch.clone, lambda kept: kept):  # nothing saved is overwritten
+        with saved_tensors_hooks(torch.clone, lambda saved: saved):  # nothing saved is overwritten
             self._output = self._called(self._input)
         return torch.autograd.grad(self._output, self._input, G, **options)[0]
 
@@ -157,7 +181,7 @@ class Derivative:
             return self.fn(X.clone())  # a map that works in place must not change X
 
 
-def arranged(fn: Callable, X: Tensor, layout: str) -> tuple[Tensor, Callable]:
+def batch_first(fn: Callable, X: Tensor, layout: str) -> tuple[Tensor, Callable]:
     """Return X and the map with the batch in front, both transposed if it is (n, batch, d)."""
     check_tokens(X)
     if layout == "NLE":
@@ -175,41 +199,28 @@ def arranged(fn: Callable, X: Tensor, layout: str) -> tuple[Tensor, Callable]:
 
 
 @contextlib.contextmanager
-def one_line() -> Iterator[None]:
-    """Turn what PyTorch says of a map that fails into an error of one line.
-
-    Raises
-    ------
-    TypeError, RuntimeError
-        TypeError where dtypes do not fit, RuntimeError for any other failure of PyTorch.
-    """
+def _in_one_line(explained: Callable[[str], Exception]) -> Iterator[None]:
+    """Turn what PyTorch says of a map, in many lines, into an error of one line."""
     try:
         yield
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, AssertionError) as error:
-        reason = _first_line(error)
-        if _DTYPES.search(reason):
-            cure = "convert the map or X, .double() or .float()"
-            raise TypeError(f"fn: expected a map of X's dtype ({reason}): {cure}") from error
-        raise RuntimeError(f"fn: expected a map that X fits, but it failed: {reason}") from error
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise explained(lines[0][:200].rstrip(". ")) from error
 
 
-@contextlib.contextmanager
-def _explained() -> Iterator[None]:
-    """Say in one line what to change where automatic differentiation has no rule."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, AssertionError) as error:
-        reason = _first_line(error)
-        fitting = (cure for pattern, cure in _CURES if re.search(pattern, reason))
-        cure = next(fitting, "write that operation in others that have one")
-        what = f"automatic differentiation has no rule for an operation in it ({reason})"
-        raise NotImplementedError(f"fn: {what}: {cure}") from error
+def _failure(reason: str) -> Exception:
+    """Return the error of a map that X does not fit."""
+    if _DTYPES.search(reason):
+        cure = "convert the map or X, .double() or .float()"
+        return TypeError(f"fn: expected a map of X's dtype ({reason}): {cure}")
+    return RuntimeError(f"fn: expected a map that X fits, but it failed: {reason}")
 
 
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0][:200].rstrip(". ")
+def _no_rule(reason: str) -> Exception:
+    """Return the error of an operation without a derivative rule, with what to change."""
+    fitting = (cure for pattern, cure in _CURES if re.search(pattern, reason))
+    cure = next(fitting, "write that operation in others that have one")
+    what = f"automatic differentiation has no rule for an operation in it ({reason})"
+    return NotImplementedError(f"fn: {what}: {cure}")

@@ -10,19 +10,54 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
-from lipcore._checks import check_same_kind, check_scores, check_tokens
-from lipcore.gates import GatedJacobian, head_outputs, without_gates
-from lipcore.jacobian import AttentionJacobian, AutogradJacobian
-from lipcore.masks import check_fits
-from lipcore.masks import members as members_of
+from lipcore._checks import check_fits, check_same_kind, check_scores, check_tokens
+from lipcore._heads import select_sequences
+from lipcore.autodiff import AutogradJacobian
+from lipcore.jacobian import AttentionJacobian
 from lipcore.operators import LinearOperator
+
+#: What a map of one of two sequences has from its layer, as it is.
+_OF_THE_LAYER = ("heads", "output_dim", "output", "sinks", "not_bilinear")
+_OF_THE_LAYER += ("row_weights", "join_heads")
+
+
+class AttentionMap:
+    """What self-attention and cross-attention do alike, from queries, keys and values on."""
+
+    def weights(self, X: Tensor) -> Tensor:
+        """Return the attention weights P, (…, heads, queries, keys); rows sum to at most one.
+
+        They sum to one unless there are sinks.
+        """
+        queries, keys, _ = self.project(self.check_input(X))
+        check_scores(queries, keys)
+        return self.row_weights(queries, keys, slice(0, queries.shape[-2]))
+
+    def __call__(self, X: Tensor) -> Tensor:
+        """Return f(X), shape (…, queries, output_dim); differentiable in X."""
+        queries, keys, values = self.project(self.check_input(X))
+        check_scores(queries, keys)
+        P = self.row_weights(queries, keys, slice(0, queries.shape[-2]))
+        return self.join_heads(self.gated(P @ values, X), bias=True)
+
+    def gated(self, heads: Tensor, X: Tensor) -> Tensor:
+        """Return the outputs of the heads, (…, heads, queries, p), times the gates at X."""
+        gates = self.gates(X)
+        return heads if gates is None else gates * heads
+
+    def jacobian(self, X: Tensor) -> LinearOperator:
+        """Return the Jacobian at X as an operator, an :class:`~lipcore.jacobian.AttentionJacobian`.
+
+        With a softcap or normalised queries or keys it is an
+        :class:`~lipcore.autodiff.AutogradJacobian`.
+        """
+        return (AutogradJacobian if self.not_bilinear else AttentionJacobian)(self, X)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class CrossAttention:
+class CrossAttention(AttentionMap):
     """Cross-attention as a map of the queries' tokens, with a fixed memory, or the reverse.
 
     :meth:`lipcore.attention.Attention.cross` makes one. Masks and biases of the layer have shape
@@ -38,6 +73,7 @@ class CrossAttention:
 
     Examples
     --------
+    >>> import torch
     >>> from lipcore import Attention, local_lipschitz
     >>> layer = Attention.from_matrices(torch.eye(2), torch.eye(2))
     >>> memory = torch.eye(2)
@@ -79,10 +115,11 @@ class CrossAttention:
     def _fixed(self) -> Tensor:
         return self.memory if self.queries is None else self.queries
 
-    @property
-    def heads(self) -> int:
-        """The number of heads."""
-        return self.attention.heads
+    def __getattr__(self, name: str):
+        """Return what the map has from its layer, whichever sequence moves."""
+        if name in _OF_THE_LAYER:
+            return getattr(self.attention, name)
+        raise AttributeError(f"CrossAttention has no attribute {name!r}")
 
     @property
     def d(self) -> int:
@@ -90,19 +127,9 @@ class CrossAttention:
         return self.attention.d if self.queries is None else self.attention.key.shape[2]
 
     @property
-    def output_dim(self) -> int:
-        """The dimension of the tokens that go out."""
-        return self.attention.output_dim
-
-    @property
-    def output(self) -> Tensor | None:
-        """The output projection, or None."""
-        return self.attention.output
-
-    @property
-    def sinks(self) -> Tensor | None:
-        """The scores of the attention sinks, keys with value zero, or None."""
-        return self.attention.sinks
+    def moving(self) -> tuple[str, ...]:
+        """The parts of the layer that change with X."""
+        return ("query", "gate") if self.queries is None else ("key", "value")
 
     @property
     def terms(self) -> tuple[int, ...]:
@@ -135,112 +162,12 @@ class CrossAttention:
         """Return queries times λ, keys, values: :meth:`lipcore.attention.Attention.project`."""
         return self.attention.project(*self.pair(X), value_bias=value_bias)
 
-    def row_weights(self, queries: Tensor, keys: Tensor, rows: slice) -> Tensor:
-        """Return the weights P of the given rows."""
-        return self.attention.row_weights(queries, keys, rows)
-
-    def weights(self, X: Tensor) -> Tensor:
-        """Return the attention weights P, shape (…, heads, queries, keys)."""
-        queries, keys, _ = self.project(self.check_input(X))
-        check_scores(queries, keys)
-        return self.row_weights(queries, keys, slice(0, queries.shape[-2]))
-
-    def __call__(self, X: Tensor) -> Tensor:
-        """Return the output, shape (…, queries, output_dim); differentiable in X."""
-        queries, keys, values = self.project(self.check_input(X))
-        check_scores(queries, keys)
-        P = self.row_weights(queries, keys, slice(0, queries.shape[-2]))
-        return self.attention.join_heads(self.gated(P @ values, X), bias=True)
-
     def gates(self, X: Tensor) -> Tensor | None:
         """Return the gates at the queries' tokens, (…, heads, queries, 1 or p), or None."""
         return self.attention.gates(self.pair(X)[0])
 
-    def gated(self, heads: Tensor, X: Tensor) -> Tensor:
-        """Return the outputs of the heads times the gates."""
-        return self.attention.gated(heads, self.pair(X)[0])
-
-    def members(self, batch: tuple[int, ...], index) -> CrossAttention:
-        """Return the map for some sequences of a batch, by :func:`lipcore.masks.members`."""
+    def select_sequences(self, batch: tuple[int, ...], index) -> CrossAttention:
+        """Return the map for some sequences of a batch, with what belongs to these alone."""
         fixed = {"memory": self.memory, "queries": self.queries}
-        own = {n: x[index] for n, x in fixed.items() if x is not None and x.ndim > 2}
-        return replace(self, attention=members_of(self.attention, batch, index), **own)
-
-    def jacobian(self, X: Tensor) -> LinearOperator:
-        """Return the Jacobian at X, a :class:`CrossJacobian` where its formulas cover the layer."""
-        if self.attention.gate is not None:
-            bare = replace(self, attention=without_gates(self.attention))
-            heads = head_outputs(bare, X) if self.queries is None else None
-            return GatedJacobian(self.attention, bare.jacobian(X), self.gates(X), heads)
-        return (AutogradJacobian if self.attention.beyond else CrossJacobian)(self, X)
-
-
-class CrossJacobian(AttentionJacobian):
-    r"""The Jacobian of a :class:`CrossAttention`, with those of the three terms that it has.
-
-    Parameters
-    ----------
-    cross : CrossAttention
-    X : Tensor, shape (…, n, d)
-    store : bool, optional
-        Whether to keep P, whatever its size.
-
-    Examples
-    --------
-    >>> from lipcore import Attention
-    >>> f = Attention.from_matrices(torch.zeros(1, 1), torch.eye(1)).cross(queries=torch.ones(1, 1))
-    >>> CrossJacobian(f, torch.ones(4, 1)).dense()  # the mean of the memory
-    tensor([[0.2500, 0.2500, 0.2500, 0.2500]])
-    """
-
-    @torch.no_grad()
-    def __init__(self, cross: CrossAttention, X: Tensor, *, store: bool | None = None) -> None:
-        X = cross.check_input(X).detach()
-        attention = cross.attention
-        *batch, n, d = X.shape
-        projected = cross.project(X, value_bias=attention.sinks is not None)
-        self._describe(X, batch, (n, d), (projected[0].shape[-2], cross.output_dim))
-        self._weigh(attention, projected, store)
-        self._asks = cross.queries is None
-        moving = (attention.scale * attention.query,)
-        moving = moving if self._asks else (attention.key, attention.value)
-        self._widths = [weight.shape[-2] for weight in moving]
-        self._moving = torch.cat(moving, dim=-2).flatten(0, 1)
-
-    @torch.no_grad()
-    def matvec(self, H: Tensor) -> Tensor:
-        """Return D_X f[H], shape (…, queries, output_dim)."""
-        self._check("H", H, self.input_shape)
-        dx, *dv = self._split(H @ self._moving.mT).split(self._widths, dim=-1)
-        dx = self.attention.rotated(dx)
-        out = self._q.new_empty(*self._q.shape[:2], self._v.shape[-1])
-        for heads, rows, _, P in self._tiles():
-            if self._asks:
-                S = torch.bmm(dx[heads, rows], self._k[heads].mT)
-            else:
-                S = torch.bmm(self._q[heads, rows], dx[heads].mT)
-            dP = self._softmax_tangent_(P, S, self._heaviest[heads, rows])
-            out[heads, rows] = torch.bmm(dP, self._v[heads])
-            for moved in dv:
-                out[heads, rows] += torch.bmm(P, moved[heads])  # mixing
-        return self.attention.join_heads(out.unflatten(0, (*self.batch_shape, -1)))
-
-    @torch.no_grad()
-    def rmatvec(self, G: Tensor) -> Tensor:
-        """Return (D_X f)ᵀ[G], shape (…, n, d), by transposing each step of :meth:`matvec`."""
-        self._check("G", G, self.output_shape)
-        output = self.attention.output
-        g = self._split(G if output is None else G @ output)
-        dx = torch.zeros_like(self._q if self._asks else self._k)
-        dv = [] if self._asks else [torch.zeros_like(self._v)]
-        for heads, rows, _, P in self._tiles():
-            for moved in dv:
-                moved[heads].baddbmm_(P.mT, g[heads, rows])
-            S = torch.bmm(g[heads, rows], self._v[heads].mT)
-            dP = self._softmax_tangent_(P, S, self._heaviest[heads, rows])
-            if self._asks:
-                torch.bmm(dP, self._k[heads], out=dx[heads, rows])
-            else:
-                dx[heads].baddbmm_(dP.mT, self._q[heads, rows])
-        dx = self.attention.rotated(dx, back=True)
-        return self._joined(torch.cat([dx, *dv], dim=-1)) @ self._moving
+        chosen = {n: x[index] for n, x in fixed.items() if x is not None and x.ndim > 2}
+        return replace(self, attention=select_sequences(self.attention, batch, index), **chosen)

@@ -15,14 +15,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import sys
 import threading
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.backends import mha
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
-
-from lipcore.autodiff import Derivative, undisturbed
 
 #: How far the two sides of the adjoint identity may differ, relative to their usual size: half of
 #: float32's digits, since softmax is often worked out in float32 whatever the dtype.
@@ -41,15 +43,49 @@ MEMBERS_MOVED = 16
 _HIDING = {"detach", "detach_", "data", "numpy", "item", "tolist", "no_grad", "__float__"}
 _STEPPED = {"round", "floor", "ceil", "trunc", "sign", "argmax", "argsort", "topk", "bucketize"}
 _SEED = 0x5EED
+_OWN_SEED = int.from_bytes(b"lipcore")
+
+
+def draw_normal(shape: tuple[int, ...], stream: int = 0) -> Tensor:
+    """Return independent normal numbers, float64, always the same for one stream.
+
+    They are nobody else's: ``torch.randn`` under a small seed is how people draw tokens, and a
+    probe that equals the tokens sees nothing of a map that is constant along them.
+    """
+    source = np.random.default_rng([_OWN_SEED, stream])
+    return torch.from_numpy(source.standard_normal(math.prod(shape)).reshape(shape))
+
+
+# The choice of kernels, the seed and forward mode belong to the process: one thread at a time.
+_ALONE = threading.RLock()
+
+
+@contextlib.contextmanager
+def isolated(device: torch.device) -> Iterator[None]:
+    """Run foreign code alone, with kernels that have derivatives, and restore the seed afterwards.
+
+    Inference mode and ``torch.no_grad`` outside are lifted, fused attention runs as PyTorch's
+    mathematical kernel, and what ``torch.compile`` has wrapped runs uncompiled.
+
+    >>> with torch.no_grad(), isolated(torch.device("cpu")):
+    ...     torch.is_grad_enabled()
+    True
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_ALONE)
+        stack.enter_context(torch.inference_mode(False))  # this lifts no_grad too
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        devices = [device] if device.type == "cuda" else []
+        stack.enter_context(torch.random.fork_rng(devices))
+        stack.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
+        mha.set_fastpath_enabled(False)
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        yield
 
 
 def refuse_training(fn: Callable) -> None:
-    """Raise ValueError if ``fn`` is a module in training mode, or a method of one.
-
-    Examples
-    --------
-    >>> refuse_training(nn.Dropout(0.5).eval())
-    """
+    """Raise ValueError if ``fn`` is a module in training mode, or a method of one."""
     module = fn if isinstance(fn, nn.Module) else getattr(fn, "__self__", None)
     if isinstance(module, nn.Module) and any(part.training for part in module.modules()):
         got = f"{type(module).__name__} in training mode: call .eval() first"
@@ -58,18 +94,10 @@ def refuse_training(fn: Callable) -> None:
 
 @contextlib.contextmanager
 def unchanged(device: torch.device) -> Iterator[None]:
-    """Refuse code that changes the modules it runs, or draws random numbers.
+    """Refuse code that changes buffers or flags of its modules, draws random numbers, or sets seeds.
 
     Buffers, training flags and the seed are restored.
 
-    Raises
-    ------
-    ValueError
-        If a buffer (such as the running mean of batch normalisation) or a training flag has
-        changed, or the code has drawn random numbers or set the seed.
-
-    Examples
-    --------
     >>> norm = nn.BatchNorm1d(2)
     >>> with unchanged(torch.device("cpu")):
     ...     y = norm(torch.tensor([[0.0, 1.0], [2.0, 3.0]]))
@@ -86,7 +114,7 @@ def unchanged(device: torch.device) -> Iterator[None]:
             copies = {name: (buffer, buffer.clone()) for name, buffer in buffers.items()}
             before[module] = (module.training, copies)
 
-    with undisturbed(device):
+    with isolated(device):
         handle = nn.modules.module.register_module_forward_pre_hook(note)
         chance = _set_seed(device, _SEED)
         try:
@@ -106,55 +134,41 @@ def unchanged(device: torch.device) -> Iterator[None]:
             )
 
 
-def check_derivative(f: Derivative, batch: int) -> None:
+def check_derivative(J, batch: int) -> None:
     """Refuse a map whose derivative by autodiff is not the derivative of what it does.
 
-    Parameters
-    ----------
-    f : Derivative
-        Of a map from X, of shape (…, n, d), to an output that begins with the same batch.
-    batch : int
-        How many of the first dimensions of X are the batch.
+    ``batch`` says how many of the first dimensions of X and of the output are the batch. The
+    message names the cause that is found, among those that are known.
 
-    Raises
-    ------
-    ValueError
-        If members of the batch influence one another, J and Jᵀ are not transposes, or a finite
-        difference is not J[H]. The message names the cause that is found.
-    NotImplementedError
-        If an operation has no derivative rule.
-
-    Examples
-    --------
-    >>> f = Derivative(lambda X: X - X.mean(0), torch.tensor([[[1.0]], [[2.0]]]))
-    >>> check_derivative(f, 1)
+    >>> from lipcore import AutogradJacobian
+    >>> AutogradJacobian(lambda X: X - X.mean(0), torch.tensor([[[1.0]], [[2.0]]]))
     Traceback (most recent call last):
     ...
     ValueError: fn: expected members of the batch (2,) that do not influence one another...
     """
-    symptom = _symptom(f, batch)
+    symptom = _symptom(J, batch)
     if symptom is not None:
-        raise ValueError(_why(f, batch, symptom))
+        raise ValueError(_why(J, batch, symptom))
 
 
-def _symptom(f: Derivative, batch: int) -> str | None:
+def _symptom(J, batch: int) -> str | None:
     """Return what is wrong with J and its transpose at X, or None."""
     generator = torch.Generator().manual_seed(_SEED)
-    H = _direction(f.X, batch, generator)
-    length = FIRST_STEP[f.X.dtype]
-    step = (f.X + length * H) - f.X  # without the rounding of a step that is not representable
+    H = _direction(J.X, batch, generator)
+    length = FIRST_STEP[J.X.dtype]
+    step = (J.X + length * H) - J.X  # without the rounding of a step that is not representable
     H = step / length
-    G = _normal(f.value, generator)
-    JG = f.pull(G)  # first, since it builds the graph that push needs
-    JH = f.push(H)
+    G = _normal(J.value, generator)
+    JG = J.rmatvec(G)  # first, since it builds the graph that push needs
+    JH = J.matvec(H)
     if not (_is_finite(JH) and _is_finite(JG)):
         raise ValueError("fn: expected finite products, got NaN or infinity: no derivative at X")
     if not _are_adjoint(H, G, JH, JG, batch):
         return "J and its transpose do not belong together"
-    if _few_agree(f, step, JH, batch):
+    if _few_agree(J, step, JH, batch):
         return None
-    short = (f.evaluate(f.X + step) - f.value) / length
-    if _agree(f.value, JH, short, batch) or _differences_agree(f, H, JH, batch):
+    short = (J.evaluate(J.X + step) - J.value) / length
+    if _agree(J.value, JH, short, batch) or _differences_agree(J, H, JH, batch):
         return None
     return "a finite difference is not what autodiff gives"
 
@@ -163,21 +177,21 @@ def _is_finite(tensor: Tensor) -> bool:
     return math.isfinite(tensor.sum()) or bool(torch.isfinite(tensor).all())
 
 
-def _few_agree(f: Derivative, step: Tensor, JH: Tensor, batch: int) -> bool:
+def _few_agree(J, step: Tensor, JH: Tensor, batch: int) -> bool:
     """Return whether two of many members, the first and the last, move alone as J says.
 
     False proves nothing, since a map may be made for one number of members.
     """
-    size, dim = max(((size, dim) for dim, size in enumerate(f.X.shape[:batch])), default=(0, 0))
+    size, dim = max(((size, dim) for dim, size in enumerate(J.X.shape[:batch])), default=(0, 0))
     if size < MANY:
         return False
-    ends = torch.tensor([0, size - 1], device=f.X.device)
-    X, step, value, jh = (x.index_select(dim, ends) for x in (f.X, step, f.value, JH))
+    ends = torch.tensor([0, size - 1], device=J.X.device)
+    X, step, value, jh = (x.index_select(dim, ends) for x in (J.X, step, J.value, JH))
     try:
-        change = f.evaluate(X + step) - value
+        change = J.evaluate(X + step) - value
     except Exception:
         return False
-    return change.shape == jh.shape and _agree(value, jh, change / FIRST_STEP[f.X.dtype], batch)
+    return change.shape == jh.shape and _agree(value, jh, change / FIRST_STEP[J.X.dtype], batch)
 
 
 def _agree(value: Tensor, JH: Tensor, difference: Tensor, batch: int) -> bool:
@@ -237,7 +251,7 @@ def _compared(value: Tensor, JH: Tensor, difference: Tensor, length: float, batc
     return _norm(jh - fd), torch.maximum(_norm(jh), _norm(fd)), rounding
 
 
-def _differences_agree(f: Derivative, H: Tensor, JH: Tensor, batch: int) -> bool:
+def _differences_agree(J, H: Tensor, JH: Tensor, batch: int) -> bool:
     """Return whether the best central difference is JH for each member, as far as one can tell.
 
     Long steps see curvature and kinks; short ones are lost in rounding, which is that of float32
@@ -245,10 +259,10 @@ def _differences_agree(f: Derivative, H: Tensor, JH: Tensor, batch: int) -> bool
     """
     found = []
     for length in STEPS:
-        forth, back = (f.evaluate(f.X + sign * length * H) for sign in (1, -1))
+        forth, back = (J.evaluate(J.X + sign * length * H) for sign in (1, -1))
         found.append((forth - back) / (2 * length))
     compared = [
-        _compared(f.value, JH, fd, step, batch) for fd, step in zip(found, STEPS, strict=True)
+        _compared(J.value, JH, fd, step, batch) for fd, step in zip(found, STEPS, strict=True)
     ]
     wrong, size, rounding = compared[0]
     unseen = torch.maximum(wrong, size) <= rounding  # too little to be seen at any length
@@ -257,22 +271,22 @@ def _differences_agree(f: Derivative, H: Tensor, JH: Tensor, batch: int) -> bool
     changes = torch.stack([change / size.clamp(min=1e-300) for change in changes])
     error, best = errors.min(0)
     trusted = 3 * changes.gather(0, best[None])[0]
-    trusted = trusted.clamp(DIFFERENCE_TOLERANCE[f.X.dtype], LARGEST_ERROR)
+    trusted = trusted.clamp(DIFFERENCE_TOLERANCE[J.X.dtype], LARGEST_ERROR)
     return bool((unseen | (error <= trusted)).all())
 
 
-def _why(f: Derivative, batch: int, symptom: str) -> str:
+def _why(J, batch: int, symptom: str) -> str:
     """Return one line that names the cause of ``symptom``, among those that are known."""
-    for again in (f.evaluate(f.X), f.evaluate(f.X)):
-        if not torch.allclose(again, f.value, rtol=1e-4, atol=1e-4 * float(f.value.abs().max())):
+    for again in (J.evaluate(J.X), J.evaluate(J.X)):
+        if not torch.allclose(again, J.value, rtol=1e-4, atol=1e-4 * float(J.value.abs().max())):
             cure = "remove what it draws at random, or keeps from call to call"
             return f"fn: expected the same output at the same X, got two: {cure}"
-    mixed = _mixed_dimension(f.evaluate, f.X, again, batch)
+    mixed = _mixed_dimension(J.evaluate, J.X, again, batch)
     if mixed is not None:
-        return _about_the_batch(f, batch, mixed)
+        return _about_the_batch(J, batch, mixed)
     seen = _Seen()
-    with undisturbed(f.X.device), seen:
-        value = f.fn(f.X.clone())
+    with isolated(J.X.device), seen:
+        value = J.fn(J.X.clone())
     hidden = sorted(seen.names & _HIDING) + (["inference_mode"] if value.is_inference() else [])
     stepped = sorted(seen.names & _STEPPED)
     if hidden:
@@ -282,7 +296,7 @@ def _why(f: Derivative, batch: int, symptom: str) -> str:
         what = f"{', '.join(stepped)}, whose derivative is zero or made up"
         return f"fn: expected a differentiable map, got one with {what}: {symptom}"
     cure = "a custom backward or a kink may be wrong there"
-    if f.X.dtype == torch.float32:
+    if J.X.dtype == torch.float32:
         cure += ", or float32 too short: try .double()"
     return f"fn: expected a map with the derivative that autodiff gives, but {symptom}: {cure}"
 
@@ -303,18 +317,18 @@ def _mixed_dimension(evaluate: Callable, X: Tensor, value: Tensor, batch: int) -
     return None
 
 
-def _about_the_batch(f: Derivative, batch: int, mixed: int) -> str:
-    shape = tuple(f.X.shape)
+def _about_the_batch(J, batch: int, mixed: int) -> str:
+    shape = tuple(J.X.shape)
     cures = []
-    if f.X.ndim == 3 and batch == 1 < shape[1] and f.value.shape[:2] == shape[:2]:
+    if J.X.ndim == 3 and batch == 1 < shape[1] and J.value.shape[:2] == shape[:2]:
 
         def swapped(X: Tensor) -> Tensor:
-            return f.evaluate(X.transpose(0, 1)).transpose(0, 1)
+            return J.evaluate(X.transpose(0, 1)).transpose(0, 1)
 
-        X = f.X.transpose(0, 1)
-        if _mixed_dimension(swapped, X, f.value.transpose(0, 1), 1) is None:
+        X = J.X.transpose(0, 1)
+        if _mixed_dimension(swapped, X, J.value.transpose(0, 1), 1) is None:
             cures.append("if the batch is dimension 1, transpose X or pass layout='LNE'")
-    last = f.X.ndim - 1
+    last = J.X.ndim - 1
     cures.append(
         f"if dimensions {mixed} to {last} are one input, pass event_dims={1 + last - mixed}"
     )

@@ -1,4 +1,4 @@
-"""Jacobians as linear operators, in closed form for attention and by autodiff for any other map.
+"""The Jacobian of attention in closed form, as a linear operator whose memory is linear in n.
 
 Each member of the batch has its own Jacobian. Arguments that do not fit raise a ValueError or a
 TypeError.
@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from lipcore import guard
-from lipcore._checks import check_count, check_real_tensor, check_same_kind, check_scores
-from lipcore.autodiff import Derivative, arranged, one_line
-from lipcore.masks import kept, mask_scores_
+from lipcore._checks import check_scores
+from lipcore._heads import head_outputs, mask_scores_, sink_factor
 from lipcore.operators import LinearOperator
 
 #: Attention weights of up to this many bytes are stored; every product recomputes larger ones.
@@ -39,20 +37,27 @@ class AttentionJacobian(LinearOperator):
         + \underbrace{C_i A h_i}_{\text{own query}} + \underbrace{\textstyle\sum_j
         P_{ij} (x_j - m_i)\,(A x_i + c)\cdot h_j}_{\text{others' keys}} \Big).
 
-    The last two are also called the query term and the key term. The operator is applied in the
-    space of queries, keys and values. The tangent of the scores is
+    The last two are also called the query term and the key term. In cross-attention only some of
+    them are left: *own query* if the queries' tokens move, the others if the memory moves. Gates
+    :math:`g = \mathrm{sigmoid}(Gx + b)` of heads with outputs a add the product rule,
+
+    .. math:: D_X(g \odot a)[H] = g \odot D_Xa[H] + a \odot g \odot (1 - g) \odot (G H).
+
+    Parameters
+    ----------
+    layer : Attention or CrossAttention
+    X : Tensor, shape (…, n, d)
+    store : bool, optional
+        Whether to keep P, whatever its size.
+
+    Notes
+    -----
+    The operator is applied in the space of queries, keys and values. The tangent of the scores is
     :math:`S_{ij} = \dot q_i\cdot k_j + q_i\cdot\dot k_j`, and the last two terms are
     :math:`\sum_j P_{ij} (S_{ij} - \bar s_i) v_j`, with :math:`\bar s_i` the mean of :math:`S_i`
     under P_i. P is visited in tiles, a few heads and some rows at a time. It is kept where it is
     small (``WEIGHTS_BYTES``); otherwise each product recomputes it, and memory is linear in n.
     Masks and biases only change P, and sinks only the sums of its rows.
-
-    Parameters
-    ----------
-    attention : Attention
-    X : Tensor, shape (…, n, d)
-    store : bool, optional
-        Whether to keep P, whatever its size.
 
     Examples
     --------
@@ -63,32 +68,49 @@ class AttentionJacobian(LinearOperator):
     tensor([1., 1., 1.])
     """
 
+    allows_inference_mode = True
+
     @torch.no_grad()
-    def __init__(self, attention, X: Tensor, *, store: bool | None = None) -> None:
-        if attention.beyond:
-            got = ", ".join(attention.beyond)
+    def __init__(self, layer, X: Tensor, *, store: bool | None = None) -> None:
+        attention = self.attention = getattr(layer, "attention", layer)
+        if attention.not_bilinear:
+            got = ", ".join(attention.not_bilinear)
             raise ValueError(
                 f"attention: expected scores (A x + c)·x alone, got {got}: use .jacobian"
             )
-        X = attention.check_input(X).detach()
-        *batch, n, d = X.shape
-        self._describe(X, batch, (n, d), (n, attention.output_dim))
-        projected = attention.project(X, value_bias=attention.sinks is not None)
-        self._weigh(attention, projected, store)
-        is_light = 2 * len(self._q) * n * d * X.element_size() <= TILE_BYTES
-        self._few_tokens = 4 * n <= self._q.shape[-1] and is_light and attention.rotary is None
-        self._weights = self._projections()
-
-    def _weigh(self, attention, projected, store: bool | None = None) -> None:
-        """Work out P from queries, keys and values, (…, heads, n, k | k | p)."""
-        self.attention = attention
+        X = layer.check_input(X).detach()
+        # unless sinks take a share, a bias of the values cancels: left out, it costs no digits
+        projected = layer.project(X, value_bias=attention.sinks is not None)
         # one block for each member of the batch and each head: (batch·heads, n, k | k | p)
         self._q, self._k, self._v = (part.flatten(0, -3).contiguous() for part in projected)
         check_scores(self._q, self._k)
+        output_shape = (self._q.shape[1], attention.output_dim)
+        self._describe(X, X.shape[:-2], X.shape[-2:], output_shape)
+        self._choose_what_moves(layer)
+        self._gates = self._slopes = None
+        if attention.gate is not None:
+            gates = layer.gates(X)
+            self._gates = gates.flatten(0, -3)
+            if "gate" in self._widths:
+                self._slopes = (gates * (1 - gates) * head_outputs(layer, X)).flatten(0, -3)
+        self._weigh(store)
+
+    def _choose_what_moves(self, layer) -> None:
+        """Set the matrix (heads·width, d) that maps H to the tangents of all parts that move."""
+        attention = self.attention
+        query = attention.scale * attention.query
+        weights = {"query": query, "key": attention.key, "value": attention.value}
+        weights |= {} if attention.gate is None else {"gate": attention.gate}
+        weights = {name: weight for name, weight in weights.items() if name in layer.moving}
+        self._widths = {name: weight.shape[-2] for name, weight in weights.items()}
+        self._projection = torch.cat([*weights.values()], dim=-2).flatten(0, 1)
+
+    def _weigh(self, store: bool | None) -> None:
+        """Work out P once, for its largest entries, and keep it where it is small."""
         blocks, n = self._q.shape[:2]
         keys = self._k.shape[1]
         size = self._q.element_size()
-        self._cuts = cut_into_tiles(blocks, n, size, self.device.type, attention.causal, keys)
+        self._cuts = cut_into_tiles(blocks, n, size, self.device.type, self.attention.causal, keys)
         self._P = None
         self._heaviest = self._q.new_empty(blocks, n, 1, dtype=torch.long)  # argmax_j P_ij
         if store is None:
@@ -100,23 +122,6 @@ class AttentionJacobian(LinearOperator):
                 tiles.append(P)
         self._P = tiles if store else None
 
-    def _projections(self) -> list[tuple[Tensor, list[int]]]:
-        """Return matrices (heads·width, d) that map H to the tangents of q, k, v, and the widths.
-
-        For few tokens it is cheaper to map H to the products of these tangents with the n keys and
-        queries, by the rows Aᵀx_j and A x_i + c of a matrix (…, heads·2n, d).
-        """
-        Q = self.attention.scale * self.attention.query
-        K = self.attention.key
-        V = self.attention.value
-        if not self._few_tokens:
-            return [(torch.cat([Q, K, V], dim=-2).flatten(0, 1), [x.shape[-2] for x in (Q, K, V)])]
-        q, k = (x.unflatten(0, (*self.batch_shape, -1)) for x in (self._q, self._k))
-        Q = torch.einsum("...hjk,hkd->...hjd", k, Q)
-        K = torch.einsum("...hik,hkd->...hid", q, K)
-        both = torch.cat([Q, K], dim=-2).flatten(-3, -2)
-        return [(both, [q.shape[-2]] * 2), (V.flatten(0, 1), [V.shape[-2]])]
-
     def _tiles(self) -> Iterator[tuple[slice, slice, slice, Tensor]]:
         """Yield (heads, rows, seen, P[heads, rows, seen]) for one tile after the other."""
         for index, (heads, rows, seen) in enumerate(self._cuts):
@@ -126,10 +131,10 @@ class AttentionJacobian(LinearOperator):
             P = self._q[heads, rows] @ self._k[heads, seen].mT
             blocks = ((*self.batch_shape, self.attention.heads), heads)
             P = mask_scores_(self.attention, P, rows, blocks)
-            left = kept(self.attention, P, blocks)
+            factor = sink_factor(self.attention, P, blocks)
             torch.softmax(P, dim=-1, out=P)
-            if left is not None:
-                P *= left
+            if factor is not None:
+                P *= factor
             # far below rounding, products would be subnormal numbers, ten times slower to work with
             torch.threshold_(P, math.sqrt(torch.finfo(self.dtype).tiny), 0.0)
             yield heads, rows, seen, P
@@ -138,20 +143,26 @@ class AttentionJacobian(LinearOperator):
     def matvec(self, H: Tensor) -> Tensor:
         """Return D_X f[H], shape (…, n, output_dim)."""
         self._check("H", H, self.input_shape)
-        parts = [self._split(H @ W.mT).split(widths, dim=-1) for W, widths in self._weights]
-        dq, dk, dv = itertools.chain.from_iterable(parts)
-        dq = self.attention.rotated(dq)
-        dk = self.attention.rotated(dk)
-        out = torch.empty_like(self._v)
+        parts = self._split(H @ self._projection.mT).split([*self._widths.values()], dim=-1)
+        moved = dict(zip(self._widths, parts, strict=True))
+        dq, dk = (self._rotated(moved.get(name)) for name in ("query", "key"))
+        dv = moved.get("value")
+        out = self._q.new_empty(*self._q.shape[:2], self._v.shape[-1])
         for heads, rows, seen, P in self._tiles():
-            if self._few_tokens:
-                S = (dq[heads] + dk[heads].mT).contiguous()  # see _softmax_tangent_
-            else:
-                S = torch.bmm(dq[heads, rows], self._k[heads, seen].mT)  # own query q̇·k
-                S.baddbmm_(self._q[heads, rows], dk[heads, seen].mT)  # others' keys q·k̇
+            S = torch.empty_like(P)
+            if dq is not None:
+                torch.bmm(dq[heads, rows], self._k[heads, seen].mT, out=S)  # own query q̇·k
+            if dk is not None:  # with beta=0, S may hold anything
+                both = float(dq is not None)
+                S.baddbmm_(self._q[heads, rows], dk[heads, seen].mT, beta=both)  # others' keys q·k̇
             dP = self._softmax_tangent_(P, S, self._heaviest[heads, rows])
             tile = torch.bmm(dP, self._v[heads, seen], out=out[heads, rows])
-            tile.baddbmm_(P, dv[heads, seen])  # mixing
+            if dv is not None:
+                tile.baddbmm_(P, dv[heads, seen])  # mixing
+        if self._gates is not None:
+            out *= self._gates
+        if "gate" in moved:
+            out += self._slopes * moved["gate"]
         return self.attention.join_heads(out.unflatten(0, (*self.batch_shape, -1)))
 
     @torch.no_grad()
@@ -160,26 +171,30 @@ class AttentionJacobian(LinearOperator):
         self._check("G", G, self.output_shape)
         output = self.attention.output
         g = self._split(G if output is None else G @ output)
-        dv = torch.empty_like(self._v)
-        width = g.shape[1] if self._few_tokens else self._q.shape[-1]
-        dq, dk = self._q.new_empty(2, *g.shape[:2], width)
+        given = {}
+        if "gate" in self._widths:
+            dgate = self._slopes * g
+            given["gate"] = dgate.sum(-1, keepdim=True) if self._widths["gate"] == 1 else dgate
+        if self._gates is not None:
+            g = g * self._gates
+        for name, part in (("query", self._q), ("key", self._k), ("value", self._v)):
+            given[name] = torch.empty_like(part) if name in self._widths else None
+        dq, dk, dv = (given[name] for name in ("query", "key", "value"))
         for heads, rows, seen, P in self._tiles():
             # the first tile of these heads sees all their keys, and the others are added to it
             add = float(rows.stop < g.shape[1])
-            dv[heads, seen].baddbmm_(P.mT, g[heads, rows], beta=add)  # mixing
+            if dv is not None:
+                dv[heads, seen].baddbmm_(P.mT, g[heads, rows], beta=add)  # mixing
             S = torch.bmm(g[heads, rows], self._v[heads, seen].mT)
             dP = self._softmax_tangent_(P, S, self._heaviest[heads, rows])
-            if self._few_tokens:
-                dq[heads] = dP
-                dk[heads] = dP.mT
-            else:
+            if dq is not None:
                 torch.bmm(dP, self._k[heads, seen], out=dq[heads, rows])  # own query
+            if dk is not None:
                 dk[heads, seen].baddbmm_(dP.mT, self._q[heads, rows], beta=add)  # others' keys
-        dq = self.attention.rotated(dq, back=True)
-        dk = self.attention.rotated(dk, back=True)
-        parts = iter((dq, dk, dv))
-        own = [torch.cat([next(parts) for _ in widths], dim=-1) for _, widths in self._weights]
-        return sum(self._joined(x) @ W for x, (W, _) in zip(own, self._weights, strict=True))
+        given |= {"query": self._rotated(dq, back=True), "key": self._rotated(dk, back=True)}
+        tangents = torch.cat([given[name] for name in self._widths], dim=-1)
+        tangents = tangents.unflatten(0, (*self.batch_shape, -1)).transpose(-3, -2)
+        return tangents.flatten(-2) @ self._projection
 
     def _softmax_tangent_(self, P: Tensor, S: Tensor, heaviest: Tensor) -> Tensor:
         """Write P_ij (S_ij − s̄_i), the derivative of softmax and a symmetric map, over S.
@@ -190,13 +205,13 @@ class AttentionJacobian(LinearOperator):
             S -= S.gather(-1, heaviest)  # relative to the heaviest key: settled rows lose no digits
         return torch._softmax_backward_data(S, P, -1, S.dtype, grad_input=S)
 
+    def _rotated(self, part: Tensor | None, *, back: bool = False) -> Tensor | None:
+        """Rotate the tangents of queries or keys by their positions, if these move."""
+        return None if part is None else self.attention.rotated(part, back=back)
+
     def _split(self, tokens: Tensor) -> Tensor:
         """Reshape (…, n, heads·p) to (batch·heads, n, p)."""
         return tokens.unflatten(-1, (self.attention.heads, -1)).transpose(-3, -2).flatten(0, -3)
-
-    def _joined(self, blocks: Tensor) -> Tensor:
-        """Reshape (batch·heads, n, p) to (…, n, heads·p)."""
-        return blocks.unflatten(0, (*self.batch_shape, -1)).transpose(-3, -2).flatten(-2)
 
 
 def cut_into_tiles(
@@ -217,79 +232,3 @@ def cut_into_tiles(
     heads = [slice(first, min(first + width, blocks)) for first in range(0, blocks, width)]
     rows = [slice(first, min(first + height, n)) for first in reversed(range(0, n, height))]
     return [(h, r, slice(0, r.stop if causal else keys)) for h, r in itertools.product(heads, rows)]
-
-
-class AutogradJacobian(LinearOperator):
-    """The Jacobian of any differentiable map at X, by automatic differentiation.
-
-    The map is checked once (:mod:`lipcore.guard`). If its derivative cannot be trusted, it is
-    refused with the cause in one line: members of the batch that influence one another, gradients
-    cut inside, random numbers, or modules that change. Fused attention runs as PyTorch's
-    mathematical kernel, and code wrapped by ``torch.compile`` runs uncompiled.
-
-    Parameters
-    ----------
-    fn : callable
-        Maps (…, n, d) to (…, …), with the same batch in front. A module must be in evaluation
-        mode.
-    X : Tensor, shape (…, n, d)
-    event_dims : int
-        How many of the last dimensions of X are one input; those before are a batch, whose members
-        must not influence one another. 3 for images (…, channels, height, width).
-    layout : {"NLE", "LNE"}
-        With "LNE", the map takes and gives (n, batch, d), as :class:`torch.nn.MultiheadAttention`
-        does without ``batch_first``. The Jacobian's batch comes first all the same.
-
-    Raises
-    ------
-    ValueError, TypeError, RuntimeError
-        If the map is refused, or fails at X.
-    NotImplementedError
-        If PyTorch has no derivative of an operation in it.
-
-    Examples
-    --------
-    >>> import torch
-    >>> AutogradJacobian(torch.sin, torch.zeros(2, 1)).matvec(torch.ones(2, 1)).flatten()
-    tensor([1., 1.])
-    """
-
-    def __init__(
-        self,
-        fn: Callable[[Tensor], Tensor],
-        X: Tensor,
-        *,
-        event_dims: int = 2,
-        layout: str = "NLE",
-    ) -> None:
-        if not callable(fn):
-            raise TypeError(f"fn: expected a callable, got {type(fn).__name__}")
-        guard.refuse_training(fn)
-        X, fn = arranged(fn, X, layout)
-        batch = X.ndim - check_count("event_dims", event_dims)
-        if batch < 0:
-            expected = f"at most the {X.ndim} dimensions of X"
-            raise ValueError(f"event_dims: expected {expected}, got {event_dims}")
-        with guard.unchanged(X.device), one_line():
-            self._derivative = Derivative(fn, X)
-        value = self._derivative.value
-        if not isinstance(value, Tensor):
-            got = f"{type(value).__name__}: wrap it, for example lambda X: module(X)[0]"
-            raise TypeError(f"fn: expected a map that returns a tensor, got {got}")
-        check_real_tensor("fn(X)", value)
-        check_same_kind("fn(X)", value, X, "X")
-        if value.shape[:batch] != X.shape[:batch]:
-            expected = f"an output that begins with the batch {tuple(X.shape[:batch])}"
-            cure = "if that is no batch, pass event_dims="
-            got = f"shape {tuple(value.shape)}: {cure}{event_dims + 1}"
-            raise ValueError(f"fn: expected {expected}, got {got}")
-        self._describe(X, X.shape[:batch], X.shape[batch:], value.shape[batch:])
-        guard.check_derivative(self._derivative, batch)
-
-    def matvec(self, H: Tensor) -> Tensor:
-        """Return J[H]."""
-        return self._derivative.push(self._check("H", H, self.input_shape))
-
-    def rmatvec(self, G: Tensor) -> Tensor:
-        """Return Jᵀ[G]."""
-        return self._derivative.pull(self._check("G", G, self.output_shape))

@@ -6,6 +6,7 @@ Arguments that do not fit raise a ValueError or a TypeError.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -22,9 +23,11 @@ class LinearOperator:
         Shapes of the batch, and of one input and one output without it.
     dtype, device
         The dtype and device of inputs and outputs.
+    allows_inference_mode : bool
+        Whether products may run in PyTorch's inference mode, where calls cost less.
     """
 
-    _transposed_from = None
+    allows_inference_mode = False
 
     def _describe(self, like, batch_shape, input_shape, output_shape) -> None:
         """Set the shapes; dtype and device are those of the tensor or operator ``like``."""
@@ -50,14 +53,24 @@ class LinearOperator:
     @property
     def T(self) -> LinearOperator:
         """The transposed operator."""
-        if self._transposed_from is not None:
-            return self._transposed_from
-        transposed = LinearOperator()
-        transposed._transposed_from = self
-        transposed._describe(self, self.batch_shape, self.output_shape, self.input_shape)
-        transposed.matvec = self.rmatvec
-        transposed.rmatvec = self.matvec
-        return transposed
+        shapes = self.batch_shape, self.output_shape, self.input_shape
+        return FunctionOperator(self.rmatvec, self.matvec, self, *shapes)
+
+    def __matmul__(self, other: LinearOperator) -> LinearOperator:
+        """Return the product: first ``other``, then this operator."""
+        if other.output_shape != self.input_shape or other.batch_shape != self.batch_shape:
+            got = " and ".join(
+                f"{J.batch_shape}, {J.input_shape} → {J.output_shape}" for J in (self, other)
+            )
+            raise ValueError(f"@: expected operators that fit, got {got}")
+        return FunctionOperator(
+            lambda H: self.matvec(other.matvec(H)),
+            lambda G: other.rmatvec(self.rmatvec(G)),
+            self,
+            self.batch_shape,
+            other.input_shape,
+            self.output_shape,
+        )
 
     def dense(self) -> Tensor:
         """Return the matrices, (…, rows, columns), one product for each column: for small cases."""
@@ -82,6 +95,8 @@ class LinearOperator:
 class MatrixOperator(LinearOperator):
     """A batch of matrices, shape (…, rows, columns), as an operator."""
 
+    allows_inference_mode = True
+
     def __init__(self, matrix: Tensor) -> None:
         self.matrix = check_tokens(matrix, name="matrix")
         *batch, rows, columns = matrix.shape
@@ -94,3 +109,43 @@ class MatrixOperator(LinearOperator):
     def rmatvec(self, G: Tensor) -> Tensor:
         """Return the transposed matrix times G."""
         return (self.matrix.mT @ self._check("G", G, self.output_shape)[..., None])[..., 0]
+
+
+class FunctionOperator(LinearOperator):
+    """A batch of linear maps that is given by two functions, J[H] and Jᵀ[G].
+
+    Parameters
+    ----------
+    matvec, rmatvec : callable
+        The products with J and with Jᵀ.
+    like : torch.Tensor or LinearOperator
+        What has the dtype and the device of the operator.
+    batch_shape, input_shape, output_shape : tuple of int
+        Shapes of the batch, and of one input and one output without it.
+
+    Examples
+    --------
+    >>> twice = FunctionOperator(lambda H: 2 * H, lambda G: 2 * G, torch.zeros(1), (), (2,), (2,))
+    >>> (twice @ twice).dense().tolist()
+    [[4.0, 0.0], [0.0, 4.0]]
+    """
+
+    def __init__(
+        self,
+        matvec: Callable[[Tensor], Tensor],
+        rmatvec: Callable[[Tensor], Tensor],
+        like: Tensor | LinearOperator,
+        batch_shape: tuple[int, ...],
+        input_shape: tuple[int, ...],
+        output_shape: tuple[int, ...],
+    ) -> None:
+        self._products = matvec, rmatvec
+        self._describe(like, batch_shape, input_shape, output_shape)
+
+    def matvec(self, H: Tensor) -> Tensor:
+        """Return J[H]."""
+        return self._products[0](self._check("H", H, self.input_shape))
+
+    def rmatvec(self, G: Tensor) -> Tensor:
+        """Return Jᵀ[G]."""
+        return self._products[1](self._check("G", G, self.output_shape))

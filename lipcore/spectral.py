@@ -9,9 +9,11 @@ are not finite, and what is no operator raise a ValueError or a TypeError.
 
 from __future__ import annotations
 
+import functools
+import html
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -20,21 +22,139 @@ from scipy.special import betaincinv
 from torch import Tensor
 
 from lipcore._checks import check_count, check_number
-from lipcore.attention import Attention
-from lipcore.autodiff import arranged
-from lipcore.cross import CrossAttention
-from lipcore.jacobian import AttentionJacobian, AutogradJacobian
 from lipcore.operators import LinearOperator, MatrixOperator
-from lipcore.outputs import measured_at
-from lipcore.results import SpectralNorm
-from lipcore.sensitivity import differentiated
 
 #: Vectors of the Lanczos basis that are stored together.
 BLOCK = 16
+#: Members that are printed at most; the rest is counted.
+SHOWN = 20
 
-_OTHER_SEED = 0x6C6970  # hardly anyone's
+_NUMBERS = ("value", "lower", "upper", "residual", "iterations", "converged")
+_TITLES = ("member", "σ", "lower", "upper", "probability", "products", "converged")
 _TINY = 1e-150  # to divide by instead of zero
 _SMALLEST_LOG = -80.0  # e^-80 vanishes beside 1
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SpectralNorm:
+    """The result of an iteration for σ_max, with one entry for each member of the batch.
+
+    ``print`` shows one line for each member, and a notebook shows a table. ``r[i]`` and a loop give
+    the members along the first dimension of the batch; ``float(r)`` is σ if there is one member.
+
+    Attributes
+    ----------
+    value : Tensor
+        The estimate: a lower bound, up to rounding.
+    lower, upper : Tensor
+        The bracket of σ. ``lower`` (= ``value``) always holds; without certificate ``upper`` is
+        infinite.
+    probability : float or None
+        Probability, over the random start, with which ``upper`` holds whenever the iteration
+        stopped: 1 where a bound was passed in, None without a certificate.
+    residual : Tensor
+        ``‖Jᵀu − σ v‖``; *some* singular value is at most this far from ``value``.
+    iterations : Tensor of int
+        Pairs of products (J and Jᵀ) that each member used.
+    converged : Tensor of bool
+        Whether the estimated relative error of ``value`` is at most ``tol``. With the probability
+        asked for, the error is certain to be at most √tol; a bound that was passed in may be wider.
+    left, right : Tensor
+        Unit singular vectors u, v, shaped as outputs and inputs of the operator. Their error is
+        about the square root of the relative error of ``value``: a smaller ``tol`` sharpens them.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from lipcore import spectral_norm
+    >>> r = spectral_norm(torch.diag_embed(torch.tensor([[2.0, 1.0], [3.0, 1.0]]).double()))
+    >>> print(r)
+    [0]  σ = 2  in [2, 2] with probability 0.999; 2 products with J and Jᵀ each, converged
+    [1]  σ = 3  in [3, 3] with probability 0.999; 2 products with J and Jᵀ each, converged
+    >>> len(r), float(r[1]), f"{r[0]:.2f}", r.to_dict()["lower"]
+    (2, 3.0, '2.00', [2.0, 3.0])
+    """
+
+    value: Tensor
+    lower: Tensor
+    upper: Tensor
+    probability: float | None
+    residual: Tensor
+    iterations: Tensor
+    converged: Tensor
+    left: Tensor
+    right: Tensor
+
+    def __float__(self) -> float:
+        if self.value.numel() != 1:
+            got = self.value.numel()
+            raise TypeError(f"float: expected the result of one input, got {got}: take r[i]")
+        return self.value.item()
+
+    def __format__(self, spec: str) -> str:
+        return format(float(self), spec) if spec else str(self)
+
+    def __len__(self) -> int:
+        if self.value.ndim == 0:
+            raise TypeError("the result of a single input has no length: float(r) is its σ")
+        return len(self.value)
+
+    def __getitem__(self, index) -> SpectralNorm:
+        if self.value.ndim == 0:
+            raise IndexError("the result of a single input has no members: float(r) is its σ")
+        names = (*_NUMBERS, "left", "right")
+        return replace(self, **{name: getattr(self, name)[index] for name in names})
+
+    def __iter__(self) -> Iterator[SpectralNorm]:
+        return (self[index] for index in range(len(self)))
+
+    def __repr__(self) -> str:
+        return "\n".join([*map(_line, self._shown()), *self._remarks()])
+
+    def _repr_html_(self) -> str:
+        """Return a table, for notebooks."""
+        rows = [[f"<td>{html.escape(cell)}</td>" for cell in row] for row in self._shown()]
+        head = "".join(f"<th>{title}</th>" for title in _TITLES)
+        body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
+        rest = "".join(f"<p>{line}</p>" for line in self._remarks())
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{rest}"
+
+    def to_dict(self) -> dict:
+        """Return the numbers without the vectors, for JSON: lists over the batch, None for ∞."""
+        numbers = {name: _finite(getattr(self, name).tolist()) for name in _NUMBERS}
+        return numbers | {"probability": self.probability}
+
+    def _shown(self) -> list[list[str]]:
+        """Return the cells of one line for each member: its place in the batch, and its numbers."""
+        columns = [getattr(self, name).reshape(-1)[:SHOWN].tolist() for name in _NUMBERS]
+        probability = "–" if self.probability is None else f"{self.probability:g}"
+        rows = []
+        for place, *numbers in zip(np.ndindex(*self.value.shape), *columns, strict=False):
+            *sigma, _, iterations, converged = numbers
+            cells = [str([*place]) if place else "", *(f"{x:.6g}" for x in sigma), probability]
+            rows.append([*cells, str(iterations), "yes" if converged else "no"])
+        return rows
+
+    def _remarks(self) -> list[str]:
+        more = self.value.numel() - SHOWN
+        return [f"… and {more} more"] if more > 0 else []
+
+
+def _line(cells: list[str]) -> str:
+    place, value, lower, upper, probability, iterations, converged = cells
+    bracket = f"in [{lower}, {upper}] with probability {probability}"
+    if probability == "–":
+        bracket = f"at least {lower}, without a certificate"
+    not_ = "" if converged == "yes" else "not "
+    counted = f"{iterations} products with J and Jᵀ each, {not_}converged"
+    return f"{place}  σ = {value}  {bracket}; {counted}".strip()
+
+
+def _finite(numbers):
+    """Return nested lists in which None stands for infinity, for which JSON has no word."""
+    if isinstance(numbers, list):
+        return [_finite(number) for number in numbers]
+    return None if numbers == math.inf else numbers
 
 
 def spectral_norm(
@@ -97,10 +217,11 @@ def spectral_norm(
         raise TypeError(f"operator: expected a LinearOperator or a torch.Tensor, got {got}")
     if J.dtype not in (torch.float32, torch.float64):
         raise TypeError(f"operator: expected one of float32 or float64, got {J.dtype}")
-    if method not in ("lanczos", "power"):
+    runs = {"lanczos": (_lanczos, 300), "power": (_power, 1000)}
+    if method not in runs:
         raise ValueError(f"method: expected 'lanczos' or 'power', got {method!r}")
+    run, limit = runs[method]
     tol = check_number("tol", tol, minimum=0, strict=True, maximum=1)
-    limit = 300 if method == "lanczos" else 1000
     limit = limit if max_iterations is None else check_count("max_iterations", max_iterations)
     overlap = None
     if probability is not None:
@@ -108,8 +229,7 @@ def spectral_norm(
         probability = check_number("probability", probability, **limits)
         overlap = _overlap_quantile(J.shape[1], 1 - probability)
     v_1 = _random_start(J, generator)
-    with torch.inference_mode(type(J) in (AttentionJacobian, MatrixOperator)):  # calls cost less
-        run = _lanczos if method == "lanczos" else _power
+    with torch.inference_mode(J.allows_inference_mode):  # calls cost less
         parts = run(_FlatOperator(J), v_1, tol, limit, overlap)
     found = SpectralNorm(probability=probability, **{k: x.clone() for k, x in parts.items()})
     if probability is not None:
@@ -117,108 +237,9 @@ def spectral_norm(
     return found if upper_bound is None else _with_bound(found, upper_bound)
 
 
-def local_lipschitz(
-    attention_or_callable: Attention | Callable[[Tensor], Tensor],
-    X: Tensor,
-    *,
-    norm: str = "frobenius",
-    tokens: int | slice | None = None,
-    event_dims: int = 2,
-    layout: str = "NLE",
-    differentiable: bool = False,
-    **options,
-) -> SpectralNorm:
-    r"""Return the local Lipschitz constant :math:`\|D_X f\|_2` at X (:prf:ref:`thm-lip-local`).
-
-    Parameters
-    ----------
-    attention_or_callable : Attention, or any differentiable map of (…, n, d) tensors
-        An :class:`~lipcore.attention.Attention`, or a :class:`~lipcore.cross.CrossAttention` made
-        of it, uses its Jacobian in three terms, anything else autodiff
-        (:class:`~lipcore.jacobian.AutogradJacobian` says what it asks of the map).
-    X : Tensor, shape (…, n, d)
-    norm, tokens
-        Which outputs the constant is about. A number or a slice, such as ``tokens=-1``, selects
-        some; ``norm="token"`` takes the one that moves most, :math:`\max_i\|(D_Xf)_i\|_2`, when
-        all inputs together move by Frobenius norm one (:func:`lipcore.outputs.measured_at`).
-    event_dims, layout
-        How a callable takes X, as in :class:`~lipcore.jacobian.AutogradJacobian`: how many of the
-        last dimensions are one input, and "LNE" where the batch is the second of three.
-    differentiable : bool
-        Whether ``value`` carries its gradient with respect to X and the parameters of the map
-        (:func:`lipcore.sensitivity.with_gradient`). The iteration then runs to tol², since the
-        gradient is as accurate as the singular vectors are.
-    **options
-        Those of :func:`spectral_norm`, such as ``tol``.
-
-    Returns
-    -------
-    SpectralNorm
-        One entry for each member of the batch, of shape X.shape[:-event_dims].
-
-    Examples
-    --------
-    >>> import torch
-    >>> from lipcore import Attention
-    >>> f = Attention.from_matrices(torch.zeros(2, 2), torch.eye(2))
-    >>> round(local_lipschitz(f, torch.randn(5, 2)).value.item(), 4)  # averaging has norm one
-    1.0
-    """
-    f = attention_or_callable
-    is_layer = isinstance(f, Attention | CrossAttention)
-    if is_layer:
-        if (event_dims, layout) != (2, "NLE"):
-            raise ValueError(
-                "event_dims, layout: expected (…, n, d), which is what Attention takes"
-            )
-        f.check_input(X)
-    which = {"norm": norm, "tokens": tokens}
-    if not is_layer or differentiable:
-        J = AutogradJacobian(f, X, event_dims=event_dims, layout=layout)
-        options["generator"] = _unrelated(options.get("generator"), X, event_dims, layout)
-        if differentiable:
-            Y, fn = arranged(f, X, layout)
-            found = differentiated(spectral_norm, J, fn, Y, **which, **options)
-        else:
-            found = measured_at(spectral_norm, J, **which, **options)
-        return replace(found, layer=f, tokens=X.detach()) if is_layer else found
-    options["generator"] = _unrelated(options.get("generator"), X, event_dims, layout)
-    if not f.is_narrow:
-        found = measured_at(spectral_norm, f.jacobian(X), **which, **options)
-        return replace(found, layer=f, tokens=X)
-    with torch.no_grad():  # a narrow layer is measured in its own few dimensions
-        small, Z, U = f.compressed()
-        found = local_lipschitz(small, X @ Z, **which, **options)
-        vectors = {"left": found.left @ U.mT, "right": found.right @ Z.mT}
-    return replace(found, **vectors, layer=f, tokens=X)
-
-
-def _unrelated(generator, X: Tensor, event_dims: int, layout: str):
-    """Return the generator, or another where its start would be the tokens that it has drawn.
-
-    Whoever draws tokens under the seed 0, as many do, would start at X itself, which a normalised
-    map sends to zero. Another seed makes the start independent of X again.
-    """
-    if not isinstance(generator, torch.Generator | None):
-        return generator  # it is refused later
-    X = X.transpose(0, 1) if layout == "LNE" and X.ndim == 3 else X
-    source = torch.Generator() if generator is None else torch.Generator(generator.device)
-    source = source.manual_seed(0) if generator is None else source.set_state(generator.get_state())
-    tokens = X.detach().flatten(-event_dims).double().to(source.device)
-    start = torch.randn(
-        tokens.shape[-1], generator=source, dtype=tokens.dtype, device=source.device
-    )
-    moved = torch.stack([tokens, tokens - tokens.mean(-1, keepdim=True)])  # or a multiple, shifted
-    cosines = torch.nn.functional.cosine_similarity(moved, start, dim=-1)
-    if bool((cosines.abs() > 0.9).any()):
-        return torch.Generator().manual_seed(_OTHER_SEED)
-    return generator
-
-
 def _random_start(J: LinearOperator, generator: torch.Generator | None) -> Tensor:
     """Return one vector, uniform on the sphere, for all members of the batch: (*batch, N)."""
-    if generator is None:
-        generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0) if generator is None else generator
     if not isinstance(generator, torch.Generator):
         raise TypeError(f"generator: expected a torch.Generator, got {type(generator).__name__}")
     like = {"dtype": torch.float64, "device": generator.device}
@@ -229,25 +250,19 @@ def _random_start(J: LinearOperator, generator: torch.Generator | None) -> Tenso
 
 def _overlap_quantile(columns: int, failure: float) -> float:
     """Return s with P(|⟨v, z⟩| < s) = failure for v uniform on the sphere, z fixed on it."""
-    if columns == 1:
-        return 1.0
-    return math.sqrt(betaincinv(0.5, (columns - 1) / 2, failure))
+    return 1.0 if columns == 1 else math.sqrt(betaincinv(0.5, (columns - 1) / 2, failure))
 
 
 class _FlatOperator:
     """An operator on flat vectors (*batch, N), in units of ``scale`` (*batch, 1)."""
 
-    def __init__(self, operator: LinearOperator) -> None:
-        self.operator = operator
+    def __init__(self, J: LinearOperator) -> None:
+        self.operator = J
         self.scale = None
+        self.matvec = functools.partial(self._product, J.matvec, J.input_shape)
+        self.rmatvec = functools.partial(self._product, J.rmatvec, J.output_shape)
 
-    def matvec(self, v: Tensor) -> Tensor:
-        return self._product(self.operator.matvec, v, self.operator.input_shape)
-
-    def rmatvec(self, u: Tensor) -> Tensor:
-        return self._product(self.operator.rmatvec, u, self.operator.output_shape)
-
-    def _product(self, multiply: Callable, vector: Tensor, shape: tuple[int, ...]) -> Tensor:
+    def _product(self, multiply: Callable, shape: tuple[int, ...], vector: Tensor) -> Tensor:
         batch = self.operator.batch_shape
         product = multiply(vector.reshape(*batch, *shape)).detach().reshape(*batch, -1)
         return product if self.scale is None else product / self.scale
@@ -291,10 +306,8 @@ def _to_host(*numbers: Tensor) -> list[ndarray]:
 
 
 def _lanczos(J: _FlatOperator, v_1: Tensor, tol: float, max_iterations: int, overlap: float | None):
-    """Run Golub–Kahan–Lanczos, J V_k = U_k B_k, with α on the diagonal of B_k and β above it.
-
-    V_k is orthogonalised at every step; U_k then is orthogonal by itself (Simon & Zha 2000).
-    """
+    """Run Golub–Kahan–Lanczos, J V_k = U_k B_k, with α on the diagonal of B_k and β above it."""
+    # V_k is orthogonalised at every step; U_k then is orthogonal by itself (Simon & Zha 2000)
     rows, columns = J.operator.shape
     steps = min(max_iterations, rows + 1, columns)
     members = math.prod(J.operator.batch_shape)
@@ -414,32 +427,28 @@ def _closed(found: SpectralNorm, tol: float, method: str) -> Tensor:
 def _with_bound(found: SpectralNorm, upper_bound: Tensor | float) -> SpectralNorm:
     """Replace the bound that holds with a probability by one that always holds."""
     value = found.value
-    shape = tuple(value.shape)
     try:
         bound = torch.as_tensor(upper_bound, dtype=value.dtype, device=value.device).detach()
-        bound = bound.expand(shape)
+        bound = bound.expand(value.shape)
     except (TypeError, ValueError, RuntimeError) as error:
-        is_tensor = isinstance(upper_bound, Tensor)
-        got = f"shape {tuple(upper_bound.shape)}" if is_tensor else repr(upper_bound)
-        expected = f"a number, or a tensor of shape {shape}"
-        raise ValueError(f"upper_bound: expected {expected}, got {got}") from error
+        got = getattr(upper_bound, "shape", upper_bound)
+        expected = f"a number, or a tensor of shape {tuple(value.shape)}"
+        raise ValueError(f"upper_bound: expected {expected}, got {got!r}") from error
     if not bool((bound * (1 + 64 * torch.finfo(value.dtype).eps) >= value).all()):
-        expected = f"at least the value found, {value.max().item():.6g}"
-        raise ValueError(f"upper_bound: expected {expected}, got {bound.min().item():.6g}")
+        least = f"at least σ, {value.max().item():.6g}"
+        raise ValueError(f"upper_bound: expected {least}, got {bound.min().item():.6g}")
     return replace(found, upper=torch.maximum(bound, value), probability=1.0)
 
 
 def _ritz(d: ndarray, t: ndarray) -> tuple[ndarray, ndarray, ndarray, ndarray]:
-    """Return each member's Ritz values θ, decreasing, and the vector y, residual and error of θ_1.
-
-    The relative error is estimated to second order, with θ_2 for σ_2 (:prf:ref:`thm-residual`).
-    """
+    """Return each member's Ritz values θ, decreasing, and the vector y, residual and error of θ_1."""
     eigenvalues, eigenvectors = np.linalg.eigh(_tridiagonal(d, t))
     theta = np.sqrt(np.maximum(eigenvalues[:, ::-1], 0))
     y = eigenvectors[:, :, -1]
     theta_1 = np.maximum(theta[:, 0], _TINY)
     residual = t[:, -1] * np.abs(y[:, -1]) / theta_1
     gap = np.maximum(theta_1**2 - (theta[:, 1:2] ** 2).sum(1), _TINY)
+    # the relative error to second order, with θ_2 for σ_2 (thm-residual)
     return theta, y, residual, np.minimum(residual / theta_1, residual**2 / (2 * gap))
 
 
@@ -457,12 +466,10 @@ def _has_converged(d: ndarray, t: ndarray, tol: float, overlap: float | None) ->
 
 
 def _largest_growth(theta: ndarray, t: ndarray, overlap: float) -> ndarray:
-    r"""Return the largest factor σ_max/θ_1 that the better of the two certificates allows.
-
-    The second is the root of :math:`\prod_i(\sigma^2-\theta_i^2) = \prod_j t_j/s`, by Newton's
-    method on m = log(σ²/θ_1² − 1). The logarithm of the left side increases in m and is convex:
-    from the right the iteration comes down to the root and never passes it.
-    """
+    """Return the largest factor σ_max/θ_1 that the better of the two certificates allows."""
+    # the second is the root of ∏(σ² − θ_i²) = ∏ t_j/s, by Newton's method on m = log(σ²/θ_1² − 1):
+    # the logarithm of the left side increases in m and is convex, so that from the right the
+    # iteration comes down to the root and never passes it
     k = theta.shape[1]
     at_worst = math.cosh(math.acosh(1 / overlap) / (2 * k - 1))
     x, log_right = _certificate_b(theta, t, overlap)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from lipcore._checks import check_count, check_number
-from lipcore.adversarial.domain import Domain, domain_of
+from lipcore._checks import check_count, check_number, check_real_tensor
 from lipcore.attention import Attention
 from lipcore.bounds.normalised import Normalisation
 from lipcore.spectral import spectral_norm
 
 #: Products with J and Jᵀ in each step; singular vectors are carried over, so that few are enough.
 PRODUCTS = 3
+#: The relative distance by which a token may be outside the ball.
+OUTSIDE = {torch.float32: 1e-5, torch.float64: 1e-9}
+#: The same for the ellipsoid and the mean, since the ε of a normalisation makes tokens shorter.
+OFF_ELLIPSOID = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,13 +100,15 @@ def ascend(
     (True, True)
     """
     attention.check_input(X)
-    domain = domain_of(X, radius, ellipsoid)
+    domain = _domain_of(X, radius, ellipsoid)
     steps = check_count("steps", steps, minimum=0)
     restarts = check_count("restarts", restarts)
     check_number("learning_rate", learning_rate, minimum=0, strict=True)
     y = domain.inward(X.detach()).reshape(1, -1, *X.shape[-2:])
     y = _starts(y, domain, restarts, generator).flatten(0, 1)  # (restarts · batch, n, d)
-    state = _first_state(attention, domain, y, learning_rate)
+    top = spectral_norm(attention.jacobian(domain.outward(y)), tol=1e-6)
+    rate = y.new_full((len(y), 1, 1), learning_rate)
+    state = _State(y, top.value, top.left, top.right, rate)
     history = [state.value]
     for _ in tqdm(range(steps), desc="ascent", leave=False, disable=not progress):
         state = _next_state(attention, domain, state)
@@ -121,7 +127,7 @@ class _State:
     rate: Tensor  # (B, 1, 1), size of the next move
 
 
-def _starts(y: Tensor, domain: Domain, restarts: int, generator: torch.Generator | None) -> Tensor:
+def _starts(y: Tensor, domain: _Domain, restarts: int, generator: torch.Generator | None) -> Tensor:
     """Return starts (restarts, batch, n, d): y (1, batch, n, d), then y moved by more and more."""
     if restarts == 1:
         return y
@@ -132,18 +138,18 @@ def _starts(y: Tensor, domain: Domain, restarts: int, generator: torch.Generator
     return torch.cat([y, domain.project(y + size[:, None, None, None] * noise)])
 
 
-def _first_state(attention: Attention, domain: Domain, y: Tensor, learning_rate: float) -> _State:
-    found = spectral_norm(attention.jacobian(domain.outward(y)), tol=1e-6)
-    rate = y.new_full((len(y), 1, 1), learning_rate)
-    return _State(y, found.value, found.left, found.right, rate)
-
-
-def _next_state(attention: Attention, domain: Domain, state: _State) -> _State:
+def _next_state(attention: Attention, domain: _Domain, state: _State) -> _State:
     """Make one step for each member, which is kept where σ grows."""
     gradient = domain.tangent(state.y, _gradient(attention, domain, state))
     largest = gradient.norm(dim=-1, keepdim=True).amax(-2, keepdim=True)
     y = domain.project(state.y + state.rate * gradient / torch.where(largest > 0, largest, 1))
-    value, left, right = _top(attention, domain.outward(y), state.right)
+    operator = attention.jacobian(domain.outward(y))
+    right = state.right  # singular vectors of the step before are a good start
+    for _ in range(PRODUCTS):
+        right = _unit(operator.rmatvec(operator.matvec(right)))
+    left = operator.matvec(right)
+    value = left.flatten(1).norm(dim=-1)
+    left = _unit(left)
     better = value > state.value
     grows = better[:, None, None]
     return _State(
@@ -156,22 +162,13 @@ def _next_state(attention: Attention, domain: Domain, state: _State) -> _State:
 
 
 @torch.enable_grad()
-def _gradient(attention: Attention, domain: Domain, state: _State) -> Tensor:
+def _gradient(attention: Attention, domain: _Domain, state: _State) -> Tensor:
     """Return ∇_y of u·D_Xf[v] with u, v held fixed, as (D_Xf)ᵀ[u]·v by two reverse passes."""
     y = state.y.clone().requires_grad_()
     X = domain.outward(y)
     (pulled,) = torch.autograd.grad((state.left * attention(X)).sum(), X, create_graph=True)
     (gradient,) = torch.autograd.grad((pulled * state.right).sum(), y)
     return gradient
-
-
-def _top(attention: Attention, X: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (σ, u, v) at X, by power iterations from the v of the step before."""
-    operator = attention.jacobian(X)
-    for _ in range(PRODUCTS):
-        right = _unit(operator.rmatvec(operator.matvec(right)))
-    left = operator.matvec(right)
-    return left.flatten(1).norm(dim=-1), _unit(left), right
 
 
 def _unit(vectors: Tensor) -> Tensor:
@@ -195,3 +192,89 @@ def _best_restart(
     return Ascent(
         found.reshape(X.shape), value.reshape(batch), history.reshape(len(history), *batch)
     )
+
+
+# --- where tokens stay -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Domain:
+    """Tokens scale ⊙ y + offset, with y in the unit ball or on the sphere, perhaps of mean zero."""
+
+    scale: Tensor  # (d,)
+    offset: Tensor  # (d,)
+    sphere: bool
+    centred: bool = False
+
+    def inward(self, X: Tensor) -> Tensor:
+        """Return the coordinates y of tokens X, moved into the set."""
+        return self.project((X - self.offset) / self.scale)
+
+    def outward(self, y: Tensor) -> Tensor:
+        """Return the tokens of coordinates y."""
+        return self.scale * y + self.offset
+
+    def project(self, y: Tensor) -> Tensor:
+        """Return the nearest coordinates in the set."""
+        y = self._centre(y)
+        norms = y.norm(dim=-1, keepdim=True)
+        if self.sphere:
+            return y / torch.where(norms > 0, norms, 1)
+        return y / norms.clamp(min=1.0)
+
+    def tangent(self, y: Tensor, gradient: Tensor) -> Tensor:
+        """Return the part of the gradient at y that moves tokens along the set."""
+        gradient = self._centre(gradient)
+        if self.sphere:
+            return gradient - (gradient * y).sum(-1, keepdim=True) * y
+        return gradient
+
+    def check(self, X: Tensor) -> None:
+        """Refuse tokens outside the set."""
+        y = (X - self.offset) / self.scale
+        norms = y.norm(dim=-1).flatten()
+        if not self.sphere:
+            if bool(norms.max() > 1 + OUTSIDE[X.dtype]):
+                radius = self.scale[0].item()
+                got = f"one of norm {norms.max().item() * radius:.9g}"
+                raise ValueError(f"X: expected tokens in the ball of radius {radius:g}, got {got}")
+            return
+        worst = norms[(norms - 1).abs().argmax()].item()
+        if abs(worst - 1) > OFF_ELLIPSOID:
+            got = f"one at {worst:.6g} of its size"
+            raise ValueError(f"X: expected tokens on the ellipsoid, got {got}")
+        if self.centred and bool(y.mean(-1).abs().max() * math.sqrt(y.shape[-1]) > OFF_ELLIPSOID):
+            raise ValueError("X: expected tokens out of a LayerNorm, got one that is not centred")
+
+    def _centre(self, y: Tensor) -> Tensor:
+        return y - y.mean(-1, keepdim=True) if self.centred else y
+
+
+def _domain_of(
+    X: Tensor,
+    radius: float | None,
+    ellipsoid: Normalisation | tuple[Tensor, Tensor | None] | None,
+) -> _Domain:
+    """Return the ball or the ellipsoid, whichever is given, if it contains all tokens of X."""
+    if (radius is None) == (ellipsoid is None):
+        got = "neither" if radius is None else "both"
+        raise ValueError(f"radius, ellipsoid: expected exactly one of the two, got {got}")
+    d = X.shape[-1]
+    if radius is not None:
+        radius = check_number("radius", radius, minimum=0, strict=True)
+        domain = _Domain(X.new_full((d,), radius), X.new_zeros(d), sphere=False)
+    else:
+        centred = isinstance(ellipsoid, Normalisation) and ellipsoid.kind == "layer"
+        if isinstance(ellipsoid, Normalisation):
+            ellipsoid = ellipsoid.gain, ellipsoid.bias
+        gain, bias = ellipsoid
+        bias = torch.zeros_like(gain) if bias is None else bias
+        for name, tensor in (("gain", gain), ("bias", bias)):
+            got = tuple(check_real_tensor(f"ellipsoid {name}", tensor).shape)
+            if got != (d,):
+                raise ValueError(f"ellipsoid {name}: expected shape ({d},), got {got}")
+        if bool((gain == 0).any()):
+            raise ValueError("ellipsoid gain: expected entries other than zero, got a zero")
+        domain = _Domain(math.sqrt(d) * gain.to(X), bias.to(X), sphere=True, centred=centred)
+    domain.check(X)
+    return domain

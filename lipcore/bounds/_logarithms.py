@@ -7,7 +7,12 @@ from collections.abc import Callable, Iterable
 
 from scipy.optimize import minimize_scalar
 
-from lipcore._checks import check_number
+from lipcore._checks import check_count, check_number
+
+
+def check_length(n: int | None) -> int | None:
+    """Return a number of tokens after checking it; None stands for every number."""
+    return None if n is None else check_count("n", n)
 
 
 def log_sizes(radius: float, norm_a: float, norm_v: float) -> tuple[float, float]:
@@ -66,19 +71,19 @@ def log_one_plus(*factors: float) -> float:
     return log_add(0.0, log_times(*factors))
 
 
-def finish(log_value: float, log: bool) -> float:
+def exp_unless_log(log_value: float, log: bool) -> float:
     """Return the logarithm itself or what it stands for."""
     return log_value if log else exp(log_value)
 
 
 def with_own_query(log_v: float, log_mixing: float, log_a: float, log: bool) -> float:
     """Return ‖V‖ (mixing + a), where ``mixing`` bounds others' keys too and a is the own query."""
-    return finish(log_times(log_v, log_add(log_mixing, log_a)), log)
+    return exp_unless_log(log_times(log_v, log_add(log_mixing, log_a)), log)
 
 
-def smallest(function: Callable[[float], float], low: float, high: float) -> float:
+def minimum_on(function: Callable[[float], float], low: float, high: float) -> float:
     """Return the least value, by Brent's method, of a function with one valley in [low, high]."""
     # where the valley is smooth, its floor is then known to rounding
     options = {"xatol": 1e-9 * (high - low)}
-    found = minimize_scalar(function, bounds=(low, high), method="bounded", options=options)
-    return float(found.fun)
+    result = minimize_scalar(function, bounds=(low, high), method="bounded", options=options)
+    return float(result.fun)

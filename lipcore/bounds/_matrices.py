@@ -10,15 +10,12 @@ from functools import wraps
 import torch
 from torch import Tensor
 
-#: How many results :func:`remembered` keeps, enough for the heads of one layer.
+#: How many results :func:`memoise_on_values` keeps, enough for the heads of one layer.
 _KEPT = 16
 
 
-def remembered(function: Callable) -> Callable:
-    """Keep the last results of a function of matrices alone, which every length asks for again.
-
-    The matrices are detached, and what is returned must not be changed in place.
-    """
+def memoise_on_values(function: Callable) -> Callable:
+    """Keep the last results of a function of matrices alone, which every length asks for again."""
     results = {}
 
     @wraps(function)
@@ -43,10 +40,7 @@ def _digest(matrix: Tensor) -> bytes:
 
 
 def scaled(M: Tensor) -> tuple[Tensor, float]:
-    """Return M in units of its largest entry's power of two, which costs no digit, and their log.
-
-    In these units norms and squares of any finite matrix stay within the range of float64.
-    """
+    """Return M in units of its largest entry's power of two, which costs no digit, and their log."""
     largest = M.abs().amax().item()
     unit = math.ldexp(1.0, math.frexp(largest)[1] - 1) if largest else 1.0
     return M / unit, math.log(unit)
@@ -58,10 +52,8 @@ def square_root(matrices: Tensor) -> Tensor:
 
 
 def norms(matrices: Tensor) -> Tensor:
-    """Return the spectral norms, from the Gram matrices of the shorter sides.
-
-    Squares lose half of the digits of small singular values, but none of the largest.
-    """
+    """Return the spectral norms, from the Gram matrices of the shorter sides."""
+    # squares lose half of the digits of small singular values, but none of the largest
     largest = matrices.abs().amax((-2, -1), keepdim=True)
     unit = matrices / torch.where(largest > 0, largest, 1)
     tall = unit.shape[-2] > unit.shape[-1]
@@ -89,11 +81,8 @@ def covariances(P: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return second_moments(P, a, b) - _outer(P @ a, P @ b)
 
 
-def spread_and_reach(log_p: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each row's largest standard deviation and largest distance from the mean: (heads, n).
-
-    A bound of the rounding error is added to the variance.
-    """
+def std_and_radius(log_p: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each row's largest standard deviation and largest distance from the mean: (heads, n)."""
     P = log_p.exp()
     points = points - points.mean(-2, keepdim=True)  # centred, covariances lose fewer digits
     squares = torch.linalg.eigvalsh(covariances(P, points, points))[..., -1].clamp(min=0)
@@ -101,7 +90,7 @@ def spread_and_reach(log_p: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
     largest = points.square().sum(-1).amax(-1)[:, None]
     distances = torch.cdist(P @ points, points, compute_mode="donot_use_mm_for_euclid_dist")
     reach = torch.where(log_p > -math.inf, distances, 0).amax(-1)
-    return (squares + rounding * largest).sqrt(), reach
+    return (squares + rounding * largest).sqrt(), reach  # the variance is not below the true one
 
 
 def _outer(a: Tensor, b: Tensor) -> Tensor:

@@ -8,19 +8,31 @@ that the minimum is taken over the theorems that apply to it.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from lipcore._checks import check_count
 from lipcore.attention import Attention
-from lipcore.bounds._columns import log_causal_column_sum, log_column_sum, log_least_cells
-from lipcore.bounds._logarithms import exp, finish, log_, log_add, log_one_plus
+from lipcore.bounds._logarithms import (
+    check_length,
+    exp,
+    exp_unless_log,
+    log_,
+    log_add,
+    log_one_plus,
+)
+from lipcore.bounds.ball import log_column_sum, log_rows, log_seen, log_torn
+from lipcore.bounds.causal import (
+    log_causal_column_sum,
+    log_hardy,
+    log_least_cells,
+    log_masked_rows,
+    log_moments,
+)
 from lipcore.bounds.gap import score_gap_upper
 from lipcore.bounds.layer import log_join, log_score_reach
-from lipcore.bounds.masked import log_hardy, log_masked_rows, log_moments
-from lipcore.bounds.rows import log_rows, log_seen, log_torn
 
 
 def best_upper(
@@ -94,8 +106,8 @@ def best_upper(
     layer = _one_layer(A, V, attention, causal)
     log_as = log_score_reach(layer, radius)
     n = _tokens(layer, n)
-    bounds = [_log_head(layer, head, n, log_a, radius) for head, log_a in enumerate(log_as)]
-    return finish(log_join(layer, bounds), log)
+    heads = [_Head(layer, index, log_a, radius) for index, log_a in enumerate(log_as)]
+    return exp_unless_log(log_join(layer, [_log_head(head, n) for head in heads]), log)
 
 
 def _one_layer(A: Tensor | None, V: Tensor | None, attention: Attention | None, causal: bool):
@@ -112,7 +124,7 @@ def _one_layer(A: Tensor | None, V: Tensor | None, attention: Attention | None, 
 
 def _tokens(attention: Attention, n: int | None) -> int | None:
     """Return the number of tokens, which a mask or log-weights fix."""
-    n = None if n is None else check_count("n", n)
+    n = check_length(n)
     for name in ("mask", "bias", "log_weights"):
         table = getattr(attention, name)
         if table is None:
@@ -124,32 +136,57 @@ def _tokens(attention: Attention, n: int | None) -> int | None:
     return n
 
 
-def _log_head(attention: Attention, head: int, n: int | None, log_a: float, radius: float) -> float:
+@dataclass(frozen=True, eq=False)
+class _Head:
+    """What the theorems read of one head; ``alone`` is made once, and where it is needed."""
+
+    layer: Attention
+    index: int
+    log_a: float
+    radius: float
+
+    @cached_property
+    def alone(self) -> Attention:
+        """The head in the dimensions that it reads, which changes neither gap nor norms."""
+        # in float32 KᵀQ may lose the digits of the score gap
+        return self.layer.head(self.index).to(torch.float64).compressed()[0]
+
+    @cached_property
+    def A(self) -> Tensor:
+        """The matrix of the scores, in the dimensions of ``alone``."""
+        return self.alone.score_matrices()[0]
+
+
+def _log_head(head: _Head, n: int | None) -> float:
     """Return the logarithm of one head's bound for ‖V‖₂ = 1."""
     if n == 1:
         return 0.0  # one token sees only itself, and the map is V
-    given = (attention.mask, attention.bias, attention.log_weights, attention.window)
-    if any(table is not None for table in given):
-        mixing = _any_weights(attention, n, log_a)
-    elif attention.rotary is not None:
-        mixing = _separate_terms(attention, n, log_a)
+    layer = head.layer
+    tables = (layer.mask, layer.bias, layer.log_weights, layer.window)
+    if any(table is not None for table in tables):
+        mixing = _any_weights(layer, n, head.log_a)
+    elif layer.rotary is not None:
+        mixing = _separate_terms(layer, n, head.log_a)
     else:
-        mixing = _one_map(attention, head, n, log_a, radius)
-    return log_add(mixing, log_a)
+        mixing = _causal(head, n) if layer.causal else _by_gap(head, n)
+        # what V sees across costs a decomposition: only where it can be the least
+        if n is not None and layer.output is None and log_seen(n, -math.inf) < mixing:
+            mixing = min(mixing, log_seen(n, _across(head)))
+    return log_add(mixing, head.log_a)
 
 
-def _any_weights(attention: Attention, n: int, log_a: float) -> float:
+def _any_weights(layer: Attention, n: int | None, log_a: float) -> float:
     """Return log M if rows of P sum to one: column sums are at most the number of rows there."""
-    if attention.window is not None:
-        reach = attention.window if attention.causal else 2 * attention.window - 1
+    if layer.window is not None:
+        reach = layer.window if layer.causal else 2 * layer.window - 1
         n = reach if n is None else min(n, reach)
-    long_row = 2 * log_one_plus(log_a) if attention.rotary is not None else log_torn(log_a)
+    long_row = 2 * log_one_plus(log_a) if layer.rotary is not None else log_torn(log_a)
     return (math.log(n) + long_row) / 2
 
 
-def _separate_terms(attention: Attention, n: int | None, log_a: float) -> float:
+def _separate_terms(layer: Attention, n: int | None, log_a: float) -> float:
     """Return log M with rotary positions, where A depends on the key and no cross term vanishes."""
-    if not attention.causal:
+    if not layer.causal:
         return log_one_plus(log_a) + log_column_sum(n, log_a) / 2
     hardy = log_hardy(log_a) + exp(log_a)
     if n is None:
@@ -157,65 +194,42 @@ def _separate_terms(attention: Attention, n: int | None, log_a: float) -> float:
     return min(hardy, log_one_plus(log_a) + log_causal_column_sum(n, log_a) / 2)
 
 
-def _one_map(attention: Attention, head: int, n: int | None, log_a: float, radius: float) -> float:
-    """Return log M where scores are (A x_i + c)·x_j."""
-    mixing = _by_scores(attention, head, n, log_a, radius)
-    if n is None or attention.output is not None or log_seen(n, -math.inf) >= mixing:
-        return mixing
-    return min(mixing, log_seen(n, _across(attention, head, log_a, radius)))
-
-
-def _across(attention: Attention, head: int, log_a: float, radius: float) -> float:
-    """Return log of ω/‖V‖, at most R·max(‖(I−pp^⊤)(Ax+c)‖² + (σ_2/‖V‖)²‖Ax+c‖²)^{1/2}.
-
-    The p is the direction that V stretches most.
-    """
-    alone = _in_double(attention, head)
-    _, sizes, right = torch.linalg.svd(alone.value[0], full_matrices=False)
-    if sizes[0] == 0:
-        return -math.inf
-    p = right[0]
-    beside = replace(alone, key=alone.key - (alone.key @ p)[..., None] * p)
-    second = sizes[1].item() / sizes[0].item() if len(sizes) > 1 else 0.0
-    if attention.d > 1:
-        second += 1e-14  # p is known to rounding
-    return log_add(2 * log_score_reach(beside, radius)[0], 2 * (log_(second) + log_a)) / 2
-
-
-def _by_scores(
-    attention: Attention, head: int, n: int | None, log_a: float, radius: float
-) -> float:
-    """Return log M as far as the scores alone bound it, for every V."""
-    if not attention.causal:
-        return _by_gap(attention, head, n, log_a, radius)
-    factor = log_moments(log_a)
-    mixing = factor + exp(log_a)
+def _causal(head: _Head, n: int | None) -> float:
+    """Return log M with a causal mask, by Hardy's inequality, by rows, and by cells of the ball."""
+    factor = log_moments(head.log_a)
+    mixing = factor + exp(head.log_a)
     if n is not None:
-        mixing = min(mixing, log_masked_rows(n, log_a))
-    if attention.query_bias is not None:
+        mixing = min(mixing, log_masked_rows(n, head.log_a))
+    if head.layer.query_bias is not None:
         return mixing
-    A = _in_double(attention, head).score_matrices()[0]
-    return min(mixing, factor + log_least_cells(A, radius, below=2 * (mixing - factor)) / 2)
+    cells = log_least_cells(head.A, head.radius, below=2 * (mixing - factor))
+    return min(mixing, factor + cells / 2)
 
 
-def _by_gap(attention: Attention, head: int, n: int | None, log_a: float, radius: float) -> float:
+def _by_gap(head: _Head, n: int | None) -> float:
     """Return log M without a mask; the gap is computed where it can help, as it is at least a/5."""
+    log_a = head.log_a
     mixing = log_rows(n, log_a, log_column_sum(n, log_a))
     if log_rows(n, log_a, log_column_sum(n, log_a, exp(log_a) / 5)) >= mixing:
         return mixing
-    alone = _in_double(attention, head)
-    A = alone.score_matrices()[0]
-    if attention.query_bias is None:
-        log_gap = log_(score_gap_upper(A)) + 2 * log_(radius)
+    if head.layer.query_bias is None:
+        log_gap = log_(score_gap_upper(head.A)) + 2 * log_(head.radius)
     else:
-        offset = alone.score_offsets()[0]
-        log_gap = log_(score_gap_upper(radius * A, offset)) + log_(radius)
+        offset = head.alone.score_offsets()[0]
+        log_gap = log_(score_gap_upper(head.radius * head.A, offset)) + log_(head.radius)
     return log_rows(n, log_a, log_column_sum(n, log_a, exp(log_gap)))
 
 
-def _in_double(attention: Attention, head: int) -> Attention:
-    """Return one head in the dimensions that it reads, which changes neither gap nor norms.
-
-    It is in float64, since KᵀQ in float32 may lose the digits of the score gap.
-    """
-    return attention.head(head).to(torch.float64).compressed()[0]
+def _across(head: _Head) -> float:
+    """Return log of ω/‖V‖, at most R·max(‖(I−ppᵀ)(Ax+c)‖² + (σ_2/‖V‖)²‖Ax+c‖²)^{1/2}."""
+    _, sizes, right = torch.linalg.svd(head.alone.value[0], full_matrices=False)
+    if sizes[0] == 0:
+        return -math.inf
+    p = right[0]  # the direction that V stretches most
+    key = head.alone.key
+    beside = replace(head.alone, key=key - (key @ p)[..., None] * p)
+    second = sizes[1].item() / sizes[0].item() if len(sizes) > 1 else 0.0
+    if head.layer.d > 1:
+        second += 1e-14  # p is known to rounding
+    log_beside = log_score_reach(beside, head.radius)[0]
+    return log_add(2 * log_beside, 2 * (log_(second) + head.log_a)) / 2

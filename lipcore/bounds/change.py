@@ -7,7 +7,6 @@ explicit numbers at X.
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 
@@ -15,19 +14,20 @@ import torch
 from torch import Tensor
 
 from lipcore._checks import check_number, check_scores
+from lipcore._heads import mask_scores_
 from lipcore.attention import Attention
-from lipcore.bounds._matrices import norms, product_norm, spread_and_reach, square_root
+from lipcore.bounds._matrices import norms, product_norm, square_root, std_and_radius
 from lipcore.bounds.best import best_upper
-from lipcore.bounds.layer import check_covered, join_heads, output_roots, rounded_up
+from lipcore.bounds.layer import join_heads, output_roots, rounded_up, sequences_of
 from lipcore.bounds.local import nonnegative_norm_upper
 from lipcore.bounds.normalised import (
     Normalisation,
-    PreNormJacobian,
     normalise,
+    pre_norm_jacobian,
     standardise,
 )
-from lipcore.masks import mask_scores_
-from lipcore.spectral import local_lipschitz, spectral_norm
+from lipcore.lipschitz import local_lipschitz
+from lipcore.spectral import spectral_norm
 
 #: Options for the σ of a certificate: its confidence, over the random start of the iteration, and a
 #: tolerance that leaves its upper end within √tol. Behind a normalisation two of them must hold.
@@ -89,15 +89,16 @@ def change_upper(
     1.5
     """
     radius = _check_ball(radius, norm)
-    members = _members(attention, X)
-    _check_normalisation(normalisation, X)
-    found = []
-    for layer, tokens in members:
-        if normalisation is None:
-            found.append(_change(layer, tokens, radius, norm))
-        else:
-            found.append(_change_behind(normalisation, layer, tokens, radius, norm))
-    return rounded_up(torch.stack(found).reshape(X.shape[:-2]), X.dtype)
+    sequences = sequences_of(attention, X)
+    if normalisation is None:
+        return rounded_up([_change(*one, radius, norm)[0] for one in sequences], X)
+    if not isinstance(normalisation, Normalisation):
+        got = type(normalisation).__name__
+        raise TypeError(f"normalisation: expected a Normalisation, got {got}")
+    if len(normalisation.gain) != X.shape[-1]:
+        expected = f"a gain of {X.shape[-1]} entries as X has"
+        raise ValueError(f"normalisation: expected {expected}, got {len(normalisation.gain)}")
+    return rounded_up([_change_behind(normalisation, *one, radius, norm) for one in sequences], X)
 
 
 def tangent_error_upper(
@@ -118,21 +119,11 @@ def tangent_error_upper(
     0.0
     """
     radius = _check_ball(radius, norm)
-    found = [
-        _tangent_error(*_heads_at(layer, tokens), radius, norm)
-        for layer, tokens in _members(attention, X)
-    ]
-    return rounded_up(torch.stack(found).reshape(X.shape[:-2]), X.dtype)
-
-
-def _members(attention: Attention, X: Tensor) -> list[tuple[Attention, Tensor]]:
-    """Return the layer and its tokens (n, d) for each sequence of the batch, in float64."""
-    check_covered(attention)
-    attention.check_input(X)
-    wide = attention if X.dtype == torch.float64 else attention.to(torch.float64)
-    batch = X.shape[:-2]
-    places = itertools.product(*map(range, batch))
-    return [(wide.members(batch, place), X[place].double()) for place in places]
+    errors = []
+    for sequence in sequences_of(attention, X):
+        layer, *heads = _heads_at(*sequence)
+        errors.append(join_heads(layer, *(each.tangent_error(radius, norm) for each in heads)))
+    return rounded_up(errors, X)
 
 
 def _check_ball(radius: float, norm: str) -> float:
@@ -141,15 +132,33 @@ def _check_ball(radius: float, norm: str) -> float:
     return check_number("radius", radius, minimum=0)
 
 
-def _check_normalisation(normalisation: Normalisation | None, X: Tensor) -> None:
-    if normalisation is None:
-        return
-    if not isinstance(normalisation, Normalisation):
-        got = type(normalisation).__name__
-        raise TypeError(f"normalisation: expected a Normalisation, got {got}")
-    if len(normalisation.gain) != X.shape[-1]:
-        expected = f"a gain of {X.shape[-1]} entries as X has"
-        raise ValueError(f"normalisation: expected {expected}, got {len(normalisation.gain)}")
+def _change(
+    attention: Attention, X: Tensor, radius: float, norm: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the bound at one X (n, d), and its parts: σ and the error of the tangent."""
+    layer, *heads = _heads_at(attention, X)
+    sigma = local_lipschitz(layer, X, **SIGMA).upper
+    error = join_heads(layer, *(each.tangent_error(radius, norm) for each in heads))
+    rows = join_heads(layer, *(each.rows_change(radius, norm) for each in heads))
+    largest = X.norm(dim=-1).amax().item() + radius
+    ball = best_upper(attention=layer, n=len(X), radius=largest)
+    total = _total(radius, len(X), norm)
+    bounds = [sigma * total + error, rows, rows.new_tensor(ball * total)]
+    return torch.stack(bounds).amin(), sigma, error
+
+
+def _change_behind(
+    normalisation: Normalisation, attention: Attention, X: Tensor, radius: float, norm: str
+) -> Tensor:
+    """Return the bound at one X (n, d) in front of a normalisation."""
+    stretch, bend = _normalisation_moves(normalisation, X, radius, norm)
+    Z = normalise(normalisation, X)
+    whole, inner, error = _change(attention, Z, stretch * radius, norm)
+    if not bool(bend.isfinite().all()):
+        return whole
+    sigma = spectral_norm(pre_norm_jacobian(normalisation, X, attention), **SIGMA).upper
+    bent = radius**2 * (bend.norm() if norm == "token" else bend.amax())
+    return torch.minimum(whole, sigma * _total(radius, len(X), norm) + inner * bent + error)
 
 
 def _total(radius: float, n: int, norm: str) -> float:
@@ -157,52 +166,10 @@ def _total(radius: float, n: int, norm: str) -> float:
     return radius * math.sqrt(n) if norm == "token" else radius
 
 
-def _change(attention: Attention, X: Tensor, radius: float, norm: str) -> Tensor:
-    """Return the bound at one X (n, d)."""
-    total = _total(radius, len(X), norm)
-    layer, alone, projected = _heads_at(attention, X)
-    sigma = local_lipschitz(layer, X, **SIGMA).upper
-    tangent = sigma * total + _tangent_error(layer, alone, projected, radius, norm)
-    rows = join_heads(layer, alone.rows_change(radius, norm), projected.rows_change(radius, norm))
-    largest = X.norm(dim=-1).amax().item() + radius
-    ball = best_upper(attention=layer, n=len(X), radius=largest)
-    return torch.stack([tangent, rows, rows.new_tensor(ball * total)]).amin()
-
-
-def _tangent_error(
-    attention: Attention, alone: _Heads, projected: _Heads, radius: float, norm: str
-) -> Tensor:
-    return join_heads(
-        attention, alone.tangent_error(radius, norm), projected.tangent_error(radius, norm)
-    )
-
-
-def _change_behind(
-    normalisation: Normalisation, attention: Attention, X: Tensor, radius: float, norm: str
-) -> Tensor:
-    """Return the bound at one X (n, d) in front of a normalisation."""
-    Z = normalise(normalisation, X)
-    stretch, bend = _normalisation_moves(normalisation, X, radius, norm)
-    total = _total(radius, len(X), norm)
-    whole = _change(attention, Z, stretch * radius, norm)
-    if not bool(bend.isfinite().all()):
-        return whole
-    composed = PreNormJacobian(normalisation, X, attention)
-    sigma = spectral_norm(composed, **SIGMA).upper
-    bent = radius**2 * (bend.norm() if norm == "token" else bend.amax())
-    inner = local_lipschitz(attention, Z, **SIGMA).upper
-    error = _tangent_error(*_heads_at(attention, Z), stretch * radius, norm)
-    return torch.minimum(whole, sigma * total + inner * bent + error)
-
-
 def _normalisation_moves(
     normalisation: Normalisation, X: Tensor, radius: float, norm: str
 ) -> tuple[float, Tensor]:
-    """Return (c, b): if Y is within the radius of X, it is within c·radius behind N.
-
-    The norms are the same. A token that moves by ρ ≤ radius is moved by b_iρ² off its tangent
-    (:prf:ref:`prop-ball-norm`).
-    """
+    """Return c, b: behind N, Y is within c·radius of X, and tokens within b_iρ² of their tangents."""
     d = X.shape[-1]
     gain = normalisation.gain.double().abs().amax()
     size = standardise(normalisation, X)[1][..., 0]
@@ -301,12 +268,12 @@ def _heads_at(attention: Attention, X: Tensor) -> tuple[Attention, _Heads, _Head
     scores = mask_scores_(attention, queries @ keys.mT, slice(0, len(X)))
     log_p = torch.log_softmax(scores, dim=-1)
     seen, pull, score = _in_scores(attention, queries, keys)
-    key_spread, key_reach = spread_and_reach(log_p, seen)
+    key_spread, key_reach = std_and_radius(log_p, seen)
     parts = {"log_p": log_p, "pull": pull, "score": score[:, None]}
     parts |= {"key_spread": key_spread, "key_reach": key_reach}
 
     def with_values(matrices: Tensor, values: Tensor) -> _Heads:
-        spread, reach = spread_and_reach(log_p, values)
+        spread, reach = std_and_radius(log_p, values)
         value = norms(matrices)[:, None]
         return _Heads(value=value, value_spread=spread, value_reach=reach, **parts)
 
@@ -318,15 +285,12 @@ def _heads_at(attention: Attention, X: Tensor) -> tuple[Attention, _Heads, _Head
 
 
 def _in_scores(attention: Attention, queries: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
-    """Return keys as a query's unit move sees them, ‖y_i‖ and ‖A‖.
-
-    The shapes are (heads, n, ·), (heads, n) and (heads,).
-    With rotary positions A depends on both positions, and only the norms of Q and K are used.
-    """
+    """Return keys as a query's unit move sees them (heads, n, ·), ‖y_i‖ (heads, n), ‖A‖ (heads,)."""
     query = attention.scale * attention.query
     if attention.rotary is None:
         seen = keys @ square_root(query.mT).mT
         pull = (queries @ square_root(attention.key.mT).mT).norm(dim=-1)
         return seen, pull, product_norm(query, attention.key)
+    # with rotary positions A depends on both positions: only the norms of Q and K are used
     norm_q, norm_k = (norms(M) for M in (query, attention.key))
     return norm_q[:, None, None] * keys, norm_k[:, None] * queries.norm(dim=-1), norm_q * norm_k

@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 
 from lipcore._checks import check_real_tensor, check_square
-from lipcore.bounds._logarithms import smallest
-from lipcore.bounds._matrices import rank_of, remembered
+from lipcore.bounds._logarithms import minimum_on
+from lipcore.bounds._matrices import memoise_on_values, rank_of
 
 #: Eigenvalues within these relative distances are tried as one multiple eigenvalue, at a kink.
 _MULTIPLE = (1e-14, 1e-12, 1e-10, 1e-8)
 
 
 def score_gap(A: Tensor) -> tuple[float, Tensor]:
-    r"""Return the largest lead of a key over the query's own token, and its query.
+    r"""Return the score gap of A and a query that has it (:prf:ref:`def-score-gap`).
 
-    This is the score gap (:prf:ref:`def-score-gap`),
+    It is the largest amount by which a key's score can exceed that of the query's own token,
 
     .. math:: g_A = \max_{\|u\|\le 1} \big( \|Au\| - u\cdot Au \big)
         = \min_{\mu > 0}\; \mu
@@ -46,11 +46,6 @@ def score_gap(A: Tensor) -> tuple[float, Tensor]:
     u : Tensor, shape (d,), float64
         A maximiser, of norm at most one; it need not be an eigenvector, nor lie on the sphere.
 
-    Raises
-    ------
-    ValueError, TypeError
-        If A is not a finite square matrix.
-
     Examples
     --------
     >>> import torch
@@ -59,7 +54,7 @@ def score_gap(A: Tensor) -> tuple[float, Tensor]:
     >>> round(gap, 9)
     3.0
     """
-    gap, u = _maximum(check_square("A", A).double())
+    gap, u, _ = _solve(check_square("A", A).double())
     return gap, u.clone()
 
 
@@ -83,11 +78,6 @@ def score_gap_upper(A: Tensor, offset: Tensor | None = None) -> float:
     -------
     float
 
-    Raises
-    ------
-    ValueError, TypeError
-        If A is not a finite square matrix, or the offset does not fit.
-
     Examples
     --------
     >>> import torch
@@ -104,7 +94,7 @@ def score_gap_upper(A: Tensor, offset: Tensor | None = None) -> float:
             raise ValueError(f"offset: expected {len(A)} entries as A has, got {len(offset)}")
         if bool(offset.any()):
             return _affine_dual(A, offset)
-    return _upper(A)
+    return _solve(A)[2]
 
 
 def eigen_gamma(A: Tensor) -> tuple[float, Tensor]:
@@ -122,11 +112,6 @@ def eigen_gamma(A: Tensor) -> tuple[float, Tensor]:
         At least zero; zero if A has no real eigenvalue other than zero.
     u : Tensor, shape (d,), float64
         The unit eigenvector of γ (u·Au tells which of the two it is); zero if there is none.
-
-    Raises
-    ------
-    ValueError, TypeError
-        If A is not a finite square matrix.
 
     Examples
     --------
@@ -168,35 +153,25 @@ def _gap(A: Tensor, u: Tensor) -> Tensor:
     return image.norm(dim=-1) - (u * image).sum(-1)
 
 
-@remembered
-def _maximum(A: Tensor) -> tuple[float, Tensor]:
-    """Return the gap and its query."""
-    scaled, basis, size = _compress(A)
+@memoise_on_values
+def _solve(A: Tensor) -> tuple[float, Tensor, float]:
+    """Return the gap, its query, and the value of the dual, which is an upper bound."""
+    unit, basis, size = _compress(A)
     if size == 0:
-        return 0.0, torch.eye(len(A), dtype=A.dtype, device=A.device)[0]
-    _, mu = _dual(scaled)
-    candidates = torch.stack([_primal(scaled, mu, within) for within in _MULTIPLE])
-    gaps = _gap(scaled, candidates)
+        return 0.0, torch.eye(len(A), dtype=A.dtype, device=A.device)[0], 0.0
+    upper, mu = _dual(unit)
+    candidates = torch.stack([_primal(unit, mu, within) for within in _MULTIPLE])
+    gaps = _gap(unit, candidates)
     best = int(gaps.argmax())
-    return size * gaps[best].item(), basis @ candidates[best]
+    return size * gaps[best].item(), basis @ candidates[best], size * max(upper, 0.0)
 
 
-@remembered
-def _upper(A: Tensor) -> float:
-    """Return the value of the dual."""
-    scaled, _, size = _compress(A)
-    return size * max(_dual(scaled)[0], 0.0) if size else 0.0
-
-
-@remembered
 def _dual(A: Tensor) -> tuple[float, float]:
-    """Return the least value of the dual and its μ, for ‖A‖₂ = 1.
-
-    Bisect on the slope 1 − ‖Ae‖²/4μ², where e is the top eigenvector. As ‖Au‖ = 2μ at the optimum
-    and ‖A‖/4 ≤ g_A ≤ 2‖Au‖, the optimal μ lies in [1/16, 1/2].
-    """
+    """Return the least value of the dual and its μ, for ‖A‖₂ = 1."""
     gram = A.mT @ A
     symmetric = (A + A.mT) / 2
+    # bisect on the slope 1 − ‖Ae‖²/4μ², e the top eigenvector; as ‖Au‖ = 2μ at the optimum and
+    # ‖A‖/4 ≤ g_A ≤ 2‖Au‖, the optimal μ lies in [1/16, 1/2]
     low = 1 / 16
     high = 1 / 2
     best = (math.inf, high)
@@ -211,14 +186,9 @@ def _dual(A: Tensor) -> tuple[float, float]:
     return best
 
 
-@remembered
+@memoise_on_values
 def _affine_dual(A: Tensor, c: Tensor) -> float:
-    """Return the least value of the dual with an offset.
-
-    Every μ and every λ of the inner dual give a bound.
-
-    At the best μ = ‖Ax + c‖/2, and the gap, at least ‖A‖/4 and ‖c‖, is at most 2‖Ax + c‖.
-    """
+    """Return the least value of the dual with an offset; every μ and inner λ give a bound."""
     left, values, right = torch.linalg.svd(A)
     keep = max(rank_of(values.tolist()), 1)
     basis, _ = torch.linalg.qr(torch.cat([left[:, :keep], right[:keep].mT, c[:, None]], dim=1))
@@ -243,10 +213,11 @@ def _affine_dual(A: Tensor, c: Tensor) -> float:
             return (squares / (room + excess)).sum().item() + low + excess
 
         log_reach = math.log(max(reach, 1e-12 * (low + mu)))
-        return mu + norm_c**2 / (4 * mu) + smallest(inner, log_reach - 30, log_reach)
+        return mu + norm_c**2 / (4 * mu) + minimum_on(inner, log_reach - 30, log_reach)
 
+    # the best μ is ‖Ax + c‖/2, and the gap, at least ‖A‖/4 and ‖c‖, is at most 2‖Ax + c‖
     lowest = math.log(max(norm_a / 16, norm_c / 4))
-    return size * smallest(bound, lowest, math.log((norm_a + norm_c) / 2))
+    return size * minimum_on(bound, lowest, math.log((norm_a + norm_c) / 2))
 
 
 def _primal(A: Tensor, mu: float, within: float) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from lipcore._checks import check_count, check_number
 from lipcore.attention import Attention
 from lipcore.bounds._logarithms import exp, log_, log_add, log_times
+from lipcore.measures.mean_field import derivative_blocks
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,11 +70,6 @@ def large_radius(
     LargeRadius
         The law, with dense matrices, so that n must be small.
 
-    Raises
-    ------
-    ValueError, TypeError
-        If the shapes do not fit, or an entry is not finite.
-
     Examples
     --------
     >>> import torch
@@ -93,28 +89,16 @@ def large_radius(
     below = scores.amax(-1, keepdim=True) - scores
     tied = below <= tie * size
     weights = tied.to(X.dtype) / tied.sum(-1, keepdim=True)
+    # L[H]_i = V(C_iAh_i + Σ_j P_ij(x_j − m_i)(Ax_i)·h_j)
+    second_order, _ = derivative_blocks(weights, X, A, V, weights, mixing=False)
     flat = (*X.shape[:-2], X.shape[-2] * V.shape[0], X.shape[-2] * X.shape[-1])
     return LargeRadius(
         weights=weights,
         mixing=torch.einsum("...ij,pd->...ipjd", weights, V).reshape(flat),
-        second_order=_second_order(X, A, V, weights).reshape(flat),
+        second_order=second_order.transpose(-3, -2).reshape(flat),
         gap=below.masked_fill(tied, math.inf).amin((-2, -1)),
         ties=(tied.sum(-1) > 1).any(-1),
     )
-
-
-def _second_order(X: Tensor, A: Tensor, V: Tensor, P: Tensor) -> Tensor:
-    r"""Return L, shape (…, n, p, n, d).
-
-    .. math:: L[H]_i = V\big(C_iA h_i + \textstyle\sum_j P_{ij}(x_j - m_i)\,(Ax_i)\cdot h_j\big)
-    """
-    centred = X[..., None, :, :] - (P @ X)[..., :, None, :]  # x_j − m_i: (…, n, n, d)
-    moved = P[..., None] * (centred @ V.mT)  # P_ij V(x_j − m_i)
-    L = torch.einsum("...ijp,...id->...ipjd", moved, X @ A.mT)
-    own = torch.einsum("...ijp,...ijc,cd->...ipd", moved, centred, A)  # V C_i A
-    rows = torch.arange(X.shape[-2], device=X.device)
-    L[..., rows, :, rows, :] += own.movedim(-3, 0)
-    return L
 
 
 def large_radius_error(
@@ -140,11 +124,6 @@ def large_radius_error(
         The spectral norms of A and V.
     ties : bool
         Whether a row may have more than one maximiser.
-
-    Raises
-    ------
-    ValueError, TypeError
-        If n < 1, the gap is not above 0, or another argument is negative or not a number.
 
     Examples
     --------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -9,9 +10,9 @@ from torch import Tensor
 
 from lipcore._checks import check_count, check_number
 from lipcore.attention import Attention
-from lipcore.bounds._logarithms import finish, log_, log_add, log_sum, log_times
+from lipcore.bounds._logarithms import exp_unless_log, log_, log_add, log_sum, log_times
 from lipcore.bounds._matrices import norms, product_norm, square_root
-from lipcore.bounds.sequences import log_general
+from lipcore.bounds.ball import log_general
 from lipcore.cross import CrossAttention
 
 
@@ -32,7 +33,7 @@ def layer_upper(attention: Attention, *, n: int, radius: float, log: bool = Fals
     """
     n = check_count("n", n)
     bounds = [log_general(n, log_a) for log_a in log_score_reach(attention, radius)]
-    return finish(log_join(attention, bounds), log)
+    return exp_unless_log(log_join(attention, bounds), log)
 
 
 def score_reach(attention: Attention, *, radius: float) -> Tensor:
@@ -89,23 +90,34 @@ def _score_sizes(attention: Attention) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def check_covered(layer: Attention | CrossAttention, *, cross: bool = False) -> None:
-    """Refuse a layer for which no bound is proved, with sinks, gates, or scores of another form.
-
-    With ``cross``, cross-attention is accepted too.
-    """
+    """Refuse sinks, gates and scores of another form, and cross-attention without ``cross``."""
     attention = layer.attention if isinstance(layer, CrossAttention) else layer
     if not cross and (attention is not layer or attention.key.shape[2] != attention.d):
         expected = "expected a layer of one sequence, got cross-attention"
         raise ValueError(f"attention: {expected}: the only bound that covers it is local_upper")
-    given = [*(["sinks"] if attention.sinks is not None else []), *attention.beyond]
+    given = [name for name in ("sinks", "gate") if getattr(attention, name) is not None]
+    given += attention.not_bilinear
     if given:
         names = ", ".join(given)
         raise ValueError(f"attention: expected one without {names}, which no bound here covers")
 
 
-def rounded_up(bound: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the bound in ``dtype``, rounded so that it is not below its value in float64."""
-    rounded = bound.to(dtype)
+def sequences_of(
+    layer: Attention | CrossAttention, X: Tensor, *, cross: bool = False
+) -> list[tuple[Attention | CrossAttention, Tensor]]:
+    """Return the layer and the tokens (n, d) of each sequence of the batch, in float64."""
+    check_covered(layer, cross=cross)
+    layer.check_input(X)
+    wide = layer if X.dtype == torch.float64 else layer.to(torch.float64)
+    batch = X.shape[:-2]
+    places = itertools.product(*map(range, batch))
+    return [(wide.select_sequences(batch, place), X[place].double()) for place in places]
+
+
+def rounded_up(bounds: Sequence[Tensor], X: Tensor) -> Tensor:
+    """Return the bounds of the sequences of X in its dtype, not below their values in float64."""
+    bound = torch.stack(bounds).reshape(X.shape[:-2])
+    rounded = bound.to(X.dtype)
     return torch.where(rounded < bound, rounded.nextafter(rounded.new_tensor(torch.inf)), rounded)
 
 

@@ -7,7 +7,6 @@ queries, keys and values.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,7 +16,7 @@ from torch import Tensor
 from lipcore._checks import check_scores
 from lipcore.attention import Attention, rotate
 from lipcore.bounds._matrices import covariances, norms, second_moments, square_root
-from lipcore.bounds.layer import check_covered, join_heads, output_roots, rounded_up
+from lipcore.bounds.layer import join_heads, output_roots, rounded_up, sequences_of
 from lipcore.cross import CrossAttention
 
 
@@ -44,11 +43,6 @@ def local_upper(attention: Attention, X: Tensor) -> Tensor:
     -------
     Tensor, shape (…)
 
-    Raises
-    ------
-    ValueError, TypeError
-        If X does not fit the attention.
-
     Examples
     --------
     >>> import torch
@@ -56,14 +50,12 @@ def local_upper(attention: Attention, X: Tensor) -> Tensor:
     >>> round(local_upper(f, torch.randn(3, 2)).item(), 4)
     1.0
     """
-    wide, members = _in_double(attention, X)
-    left = output_roots(wide)
     bounds = []
-    for heads in members:
+    for wide, left, heads in _heads_of(attention, X):
         alone = heads.terms(None).sum(-1)
         projected = alone if left is None else heads.terms(left).sum(-1)
         bounds.append(join_heads(wide, alone, projected))
-    return rounded_up(torch.stack(bounds).reshape(X.shape[:-2]), X.dtype)
+    return rounded_up(bounds, X)
 
 
 def local_terms(attention: Attention, X: Tensor) -> Tensor:
@@ -80,10 +72,8 @@ def local_terms(attention: Attention, X: Tensor) -> Tensor:
     >>> local_terms(f, torch.randn(4, 2)).round(decimals=4).abs()
     tensor([[3., 0., 0.]])
     """
-    wide, members = _in_double(attention, X)
-    left = output_roots(wide)
-    terms = [heads.terms(left) for heads in members]
-    return torch.stack(terms).reshape(*X.shape[:-2], attention.heads, 3).to(X.dtype)
+    terms = [heads.terms(left) for _, left, heads in _heads_of(attention, X)]
+    return torch.stack(terms).reshape(*X.shape[:-2], -1, 3).to(X.dtype)
 
 
 def nonnegative_norm_upper(P: Tensor, *, iterations: int = 30) -> Tensor:
@@ -104,11 +94,6 @@ def nonnegative_norm_upper(P: Tensor, *, iterations: int = 30) -> Tensor:
     Returns
     -------
     Tensor, shape (…)
-
-    Raises
-    ------
-    ValueError
-        If an entry is negative.
 
     Examples
     --------
@@ -151,40 +136,32 @@ class _Heads:
 
     def terms(self, left: Tensor | None) -> Tensor:
         """Return mixing, own query and others' keys of the maps ``left``·f_h, shape (heads, 3)."""
-        value = self.value
-        own = self.own
-        spread = self.spread
-        size = 1
+        value, own, spread, size = self.value, self.own, self.spread, 1
         if left is not None:
-            value = left @ value
-            own = left[:, None] @ own
+            value, own, size = left @ value, left[:, None] @ own, norms(left)
             spread = left[:, None] @ spread @ left[:, None].mT
-            size = norms(left)
         mixing = norms(value) * self.norm_p
         query = _largest_norm(own) + size * self.own_rounding
         keys = ((_largest_norm(spread) + size**2 * self.spread_rounding) * self.seen).sqrt()
         return self.there * torch.stack([mixing, query, keys], dim=-1)
 
 
-def _in_double(layer: Attention | CrossAttention, X: Tensor) -> tuple[Attention, Iterator[_Heads]]:
-    """Return the layer in float64, which keeps small covariances, and its heads per sequence."""
-    check_covered(layer, cross=True)
-    layer.check_input(X)
-    if X.dtype != torch.float64:
-        layer = layer.to(torch.float64)
-    batch = X.shape[:-2]
-    places = itertools.product(*map(range, batch))
-    members = (_heads_at(layer.members(batch, place), X[place].double()) for place in places)
-    return (layer.attention if isinstance(layer, CrossAttention) else layer), members
+def _heads_of(
+    layer: Attention | CrossAttention, X: Tensor
+) -> Iterator[tuple[Attention, Tensor | None, _Heads]]:
+    """Yield the attention, the roots of its output and its heads, for each sequence of X."""
+    left = None
+    for number, (one, tokens) in enumerate(sequences_of(layer, X, cross=True)):
+        attention = one.attention if isinstance(one, CrossAttention) else one
+        left = left if number else output_roots(attention)  # the same for all sequences
+        yield attention, left, _heads_at(one, tokens)
 
 
 def _heads_at(layer: Attention | CrossAttention, X: Tensor) -> _Heads:
-    """Return the quantities of the local bound at one X (n, d)."""
-    attention = layer
-    terms = (0, 1, 2)
-    if isinstance(layer, CrossAttention):
-        attention = layer.attention
-        terms = layer.terms
+    """Return what the local bound needs of each head at one X (n, d)."""
+    is_cross = isinstance(layer, CrossAttention)
+    attention = layer.attention if is_cross else layer
+    terms = layer.terms if is_cross else (0, 1, 2)
     queries, keys, values = layer.project(X)  # (heads, n, k), (heads, n, k), (heads, n, p)
     check_scores(queries, keys)
     P = layer.row_weights(queries, keys, slice(0, queries.shape[-2]))  # (heads, n, n)
@@ -224,10 +201,8 @@ def _heads_at(layer: Attention | CrossAttention, X: Tensor) -> _Heads:
 
 
 def _about_the_first(P: Tensor, points: Tensor, off: Tensor) -> Tensor:
-    """Return E|x − x_*|² of each row, (heads, n), x_* its likeliest point: no less than the trace of C.
-
-    It loses no digits where nearly all weight is on one point, as differences of moments do.
-    """
+    """Return E|x − x_*|² of each row, (heads, n), x_* its likeliest point: at least the trace of C."""
+    # no digits are lost where nearly all weight is on one point, as in differences of moments
     squares = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist").square()
     first = P.argmax(-1, keepdim=True).expand(*P.shape[:-1], points.shape[-2])
     weights = torch.where(off[..., None] > 1e100, 1, P)  # which key wins is then unknown
@@ -240,11 +215,8 @@ def _turned(root: Tensor, angles: Tensor) -> Tensor:
 
 
 def _largest_norm(matrices: Tensor) -> Tensor:
-    """Return the largest spectral norm among the matrices (heads, n, r, c), shape (heads,).
-
-    Few matrices need a decomposition. The Frobenius norm is an upper bound, so once one spectral
-    norm is known, the matrices whose Frobenius norm is below it cannot win.
-    """
+    """Return the largest spectral norm among the matrices (heads, n, r, c), shape (heads,)."""
+    # few need a decomposition: those whose Frobenius norm is below a known spectral one cannot win
     frobenius = torch.linalg.matrix_norm(matrices)  # (heads, n)
     heads = torch.arange(len(matrices), device=matrices.device)
     best = norms(matrices[heads, frobenius.argmax(-1)])

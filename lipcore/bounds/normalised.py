@@ -15,13 +15,12 @@ from torch import Tensor
 
 from lipcore._checks import check_count, check_number, check_real_tensor, check_tokens
 from lipcore.attention import Attention
-from lipcore.bounds._columns import log_column_sum
 from lipcore.bounds._logarithms import log_
 from lipcore.bounds._matrices import norms, product_norm, square_root
+from lipcore.bounds.ball import log_column_sum
 from lipcore.bounds.gap import score_gap_upper
 from lipcore.bounds.layer import check_covered, join_heads, output_roots
-from lipcore.jacobian import AttentionJacobian
-from lipcore.operators import LinearOperator
+from lipcore.operators import FunctionOperator, LinearOperator
 from lipcore.spectral import spectral_norm
 
 _BISECTIONS = 200  # halvings of the multiplier's bracket, down to rounding
@@ -75,8 +74,10 @@ def standardise(norm: Normalisation, X: Tensor) -> tuple[Tensor, Tensor]:
     return X / size, size
 
 
-class PreNormJacobian(LinearOperator):
-    r"""The Jacobian of a pre-norm block :math:`x \mapsto x + f(N(x))` at X, or of a part of it.
+def pre_norm_jacobian(
+    norm: Normalisation, X: Tensor, attention: Attention | None = None, *, residual: bool = False
+) -> LinearOperator:
+    r"""Return the Jacobian of a pre-norm block :math:`x \mapsto x + f(N(x))` at X, or of a part.
 
     With :math:`s_i` the number by which token i is divided, and :math:`\Pi` the projection off the
     mean for LayerNorm, or the identity for RMSNorm (:prf:ref:`prop-norm-own`,
@@ -94,66 +95,38 @@ class PreNormJacobian(LinearOperator):
     residual : bool
         Whether to add the identity.
 
-    Raises
-    ------
-    ValueError, TypeError
-        If X does not fit, or if a residual connection is asked for and does not fit.
+    Returns
+    -------
+    LinearOperator
 
     Examples
     --------
     >>> import torch
     >>> unit = Normalisation("rms", torch.ones(2), torch.zeros(2), 0.0)
-    >>> J = PreNormJacobian(unit, torch.tensor([[2.0, 2.0]]))
+    >>> J = pre_norm_jacobian(unit, torch.tensor([[2.0, 2.0]]))
     >>> J.matvec(torch.tensor([[1.0, 1.0]]))  # the size of a token does not matter
     tensor([[0., 0.]])
     """
+    X = check_tokens(X, len(norm.gain)).detach()
+    standard, size = standardise(norm, X)
+    gain = norm.gain.to(X)
 
-    def __init__(
-        self,
-        norm: Normalisation,
-        X: Tensor,
-        attention: Attention | None = None,
-        *,
-        residual: bool = False,
-    ) -> None:
-        X = check_tokens(X, len(norm.gain)).detach()
-        self._standard, self._size = standardise(norm, X)
-        self._gain = norm.gain.to(X)
-        self._centred = norm.kind == "layer"
-        self._residual = residual
-        self._inner = None
-        if attention is not None:
-            self._inner = AttentionJacobian(attention, normalise(norm, X))
-        self.batch_shape = tuple(X.shape[:-2])
-        self.input_shape = tuple(X.shape[-2:])
-        self.output_shape = self.input_shape if self._inner is None else self._inner.output_shape
-        self.dtype = X.dtype
-        self.device = X.device
-        if residual and self.output_shape != self.input_shape:
-            raise ValueError(
-                f"residual: expected an attention whose output has {X.shape[-1]} dimensions, "
-                f"got {self.output_shape[-1]}"
-            )
+    def project(H: Tensor) -> Tensor:  # (Π − x̂x̂ᵀ/d)/s, which is symmetric
+        radial = (standard * H).mean(-1, keepdim=True) * standard
+        return (_centre(norm, H) - radial) / size
 
-    def _project(self, H: Tensor) -> Tensor:
-        """Apply (Π − x̂x̂ᵀ/d)/s, which is symmetric."""
-        radial = (self._standard * H).mean(-1, keepdim=True) * self._standard
-        centred = H - H.mean(-1, keepdim=True) if self._centred else H
-        return (centred - radial) / self._size
-
-    def matvec(self, H: Tensor) -> Tensor:
-        """Return H + D f[DN[H]], or those parts of it that there are."""
-        self._check("H", H, self.input_shape)
-        image = self._gain * self._project(H)
-        image = image if self._inner is None else self._inner.matvec(image)
-        return image + H if self._residual else image
-
-    def rmatvec(self, G: Tensor) -> Tensor:
-        """Return the transpose of :meth:`matvec`, applied to G."""
-        self._check("G", G, self.output_shape)
-        image = G if self._inner is None else self._inner.rmatvec(G)
-        image = self._project(self._gain * image)
-        return image + G if self._residual else image
+    shapes = X.shape[:-2], X.shape[-2:]
+    products = lambda H: gain * project(H), lambda G: project(gain * G)
+    J = FunctionOperator(*products, X, *shapes, shapes[1])
+    if attention is not None:
+        J = attention.jacobian(normalise(norm, X)) @ J
+    if not residual:
+        return J
+    if J.output_shape != J.input_shape:
+        expected = f"an attention whose output has {X.shape[-1]} dimensions"
+        raise ValueError(f"residual: expected {expected}, got {J.output_shape[-1]}")
+    products = lambda H: J.matvec(H) + H, lambda G: J.rmatvec(G) + G
+    return FunctionOperator(*products, X, *shapes, shapes[1])
 
 
 def norm_constants(norm: Normalisation, X: Tensor) -> Tensor:
@@ -170,7 +143,7 @@ def norm_constants(norm: Normalisation, X: Tensor) -> Tensor:
     >>> found.mul(3**0.5).round(decimals=5)
     tensor([1.])
     """
-    return spectral_norm(PreNormJacobian(norm, X[..., None, :]), tol=1e-6).value
+    return spectral_norm(pre_norm_jacobian(norm, X[..., None, :]), tol=1e-6).value
 
 
 def layer_norm_radius(*, gain: Tensor, bias: Tensor | None = None) -> float:
@@ -188,11 +161,6 @@ def layer_norm_radius(*, gain: Tensor, bias: Tensor | None = None) -> float:
     Returns
     -------
     float
-
-    Raises
-    ------
-    ValueError, TypeError
-        If either is not a finite real vector, or if their lengths differ.
 
     Examples
     --------
@@ -225,13 +193,6 @@ def largest_affine_norm(M: Tensor, e: Tensor, radius: float) -> Tensor:
     Every λ gives an upper bound; the best one solves :math:`|(\lambda-H)^{-1}q| = \rho`. The tests
     enclose the maximum between both sides in an interval of width 1e-13. M has shape (…, k, d), e
     has shape (…, k), ``radius`` is ρ, and the result has shape (…).
-
-    Examples
-    --------
-    >>> import torch
-    >>> M = torch.diag(torch.tensor([2.0, 1.0], dtype=torch.float64))
-    >>> largest_affine_norm(M, torch.tensor([1.0, 0.0], dtype=torch.float64), 3.0).item()  # 2·3 + 1
-    7.0
     """
     check_real_tensor("M", M, min_ndim=2)
     if e.shape != M.shape[:-1]:

@@ -86,11 +86,6 @@ class TimedMeasure(_Atoms):
     weights : Tensor, shape (n,), optional
         Non-negative, with sum one; 1/n each if left out.
 
-    Raises
-    ------
-    ValueError, TypeError
-        If a time is outside [0, 1], and in the cases of :class:`DiscreteMeasure`.
-
     Examples
     --------
     >>> import torch
@@ -138,18 +133,15 @@ def check_weights(weights: Tensor | None, points: Tensor) -> Tensor:
     check_real_tensor("weights", weights)
     check_same_kind("weights", weights, points, "points")
     if weights.shape != shape:
-        raise ValueError(
-            f"weights: expected shape {tuple(shape)} as the points have, got {tuple(weights.shape)}"
-        )
+        expected = f"shape {tuple(shape)} as the points have"
+        raise ValueError(f"weights: expected {expected}, got {tuple(weights.shape)}")
     if bool((weights < 0).any()):
         raise ValueError(f"weights: expected non-negative numbers, got {weights.min().item():g}")
     total = weights.double().sum(-1).flatten()
     worst = total[(total - 1).abs().argmax()].item()
     if abs(worst - 1) > WEIGHT_TOLERANCE[weights.dtype]:
-        raise ValueError(
-            f"weights: expected a sum of one, got {worst:.10g} "
-            "(divide by weights.sum() to normalise)"
-        )
+        got = f"{worst:.10g} (divide by weights.sum() to normalise)"
+        raise ValueError(f"weights: expected a sum of one, got {got}")
     return weights
 
 
@@ -158,10 +150,8 @@ def check_times(name: str, times: object, points: Tensor) -> Tensor:
     check_real_tensor(name, times)
     check_same_kind(name, times, points, "points")
     if times.shape != points.shape[:-1]:
-        raise ValueError(
-            f"{name}: expected shape {tuple(points.shape[:-1])}, one for each point, "
-            f"got {tuple(times.shape)}"
-        )
+        expected = f"shape {tuple(points.shape[:-1])}, one for each point"
+        raise ValueError(f"{name}: expected {expected}, got {tuple(times.shape)}")
     outside = times[(times < 0) | (times > 1)]
     if len(outside):
         raise ValueError(f"{name}: expected numbers in [0, 1], got {outside[0].item():g}")

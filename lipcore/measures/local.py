@@ -23,12 +23,12 @@ from lipcore.measures.discrete import (
 from lipcore.measures.mean_field import (
     attention_over,
     check_matrices,
+    derivative_blocks,
     gamma_derivative,
     log_density,
-    own_query,
     sees,
 )
-from lipcore.operators import LinearOperator
+from lipcore.operators import FunctionOperator
 from lipcore.spectral import spectral_norm
 
 #: About this many bytes of intermediate results are held at once.
@@ -150,11 +150,6 @@ def dense_local_constant(
     Tensor, shape (…)
         Exact up to rounding.
 
-    Raises
-    ------
-    ValueError, TypeError
-        In the cases of :class:`DiscreteMeasure`, :class:`TimedMeasure` and :func:`local_constant`.
-
     Examples
     --------
     >>> import torch
@@ -194,42 +189,23 @@ def dense_splitting_gain(
 
 def _support(mu: object) -> Measure:
     if not isinstance(mu, DiscreteMeasure | TimedMeasure):
-        raise TypeError(
-            f"mu: expected a DiscreteMeasure or a TimedMeasure, got {type(mu).__name__}"
-        )
+        got = type(mu).__name__
+        raise TypeError(f"mu: expected a DiscreteMeasure or a TimedMeasure, got {got}")
     return mu.support()
 
 
 def _derivative_norm(mu: Measure, A: Tensor, V: Tensor, tol: float) -> float:
-    """Return ‖D_μF‖ in L²(μ), for distinct atoms."""
-    jacobian = attention_over(mu, A, V).jacobian(mu.points)
-    found = spectral_norm(_JacobianInMass(jacobian, mu.weights), tol=tol)
+    """Return ‖D_μF‖ in L²(μ), for distinct atoms: of √W J √W⁻¹, W the diagonal of weights."""
+    J = attention_over(mu, A, V).jacobian(mu.points)
+    root = mu.weights.sqrt()[:, None]
+    products = lambda H: root * J.matvec(H / root), lambda G: J.rmatvec(root * G) / root
+    in_mass = FunctionOperator(*products, J, (), J.input_shape, J.output_shape)
+    found = spectral_norm(in_mass, tol=tol)
     if not bool(found.converged):
-        raise RuntimeError(
-            f"local_constant: expected the relative tolerance {tol:g} in "
-            f"{int(found.iterations)} iterations, got no further than {found.value.item():.6g}: "
-            "ask for a larger tol"
-        )
+        expected = f"the relative tolerance {tol:g} in {int(found.iterations)} iterations"
+        got = f"no further than {found.value.item():.6g}: ask for a larger tol"
+        raise RuntimeError(f"local_constant: expected {expected}, got {got}")
     return found.value.item()
-
-
-class _JacobianInMass(LinearOperator):
-    r"""A Jacobian between L²(μ) spaces: :math:`W^{1/2} J W^{-1/2}`, W the diagonal of weights."""
-
-    def __init__(self, jacobian: LinearOperator, weights: Tensor) -> None:
-        self.jacobian = jacobian
-        self.root = weights.sqrt()[:, None]
-        self.batch_shape = jacobian.batch_shape
-        self.input_shape = jacobian.input_shape
-        self.output_shape = jacobian.output_shape
-        self.dtype = jacobian.dtype
-        self.device = jacobian.device
-
-    def matvec(self, H: Tensor) -> Tensor:
-        return self.root * self.jacobian.matvec(H / self.root)
-
-    def rmatvec(self, G: Tensor) -> Tensor:
-        return self.jacobian.rmatvec(self.root * G) / self.root
 
 
 def _own_query_norm(mu: Measure, A: Tensor, V: Tensor) -> float:
@@ -248,7 +224,7 @@ def _own_query_norm(mu: Measure, A: Tensor, V: Tensor) -> float:
 def _batched_norms(
     points: Tensor, weights: Tensor | None, A: Tensor, V: Tensor, times: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Check, and return the results of :func:`_dense_norms` in chunks: two of points.shape[:-2]."""
+    """Return ‖D_μF‖ and max_i ‖V C_i A‖ of each measure after checks, as many at once as fit."""
     check_tokens(points, name="points")
     weights = check_weights(weights, points)
     if times is not None:
@@ -256,55 +232,43 @@ def _batched_norms(
     check_matrices(points, A, V)
     *batch, n, d = points.shape
     chunk = max(1, BATCH_BYTES // (n * n * (V.shape[0] + 1) * (d + 1) * points.element_size()))
-    points = points.reshape(-1, n, d)
-    weights = weights.reshape(-1, n)
-    times = None if times is None else times.reshape(-1, n)
-    parts = []
-    for start in range(0, len(points), chunk):
-        some = slice(start, start + chunk)
-        clock = None if times is None else times[some]
-        parts.append(_dense_norms(points[some], weights[some], A, V, clock))
-    whole, own = (torch.cat(kind).reshape(batch) for kind in zip(*parts, strict=True))
-    return whole, own
+    points, weights = points.reshape(-1, n, d).split(chunk), weights.reshape(-1, n).split(chunk)
+    clocks = [None] * len(points) if times is None else times.reshape(-1, n).split(chunk)
+    parts = [
+        dense_norms(x, w, A, V, clock) for x, w, clock in zip(points, weights, clocks, strict=True)
+    ]
+    whole, own = (torch.cat(kind) for kind in zip(*parts, strict=True))
+    return whole.reshape(batch), own.amax(-1).reshape(batch)
 
 
-def _dense_norms(
-    points: Tensor, weights: Tensor, A: Tensor, V: Tensor, times: Tensor | None
+def dense_norms(
+    points: Tensor, weights: Tensor, A: Tensor, V: Tensor, times: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    r"""Return ‖D_μF‖ in L²(μ) and max_i ‖V C_i A‖, shape (B,), from matrices of size nq × nd.
-
-    In the orthonormal coordinates :math:`\sqrt{w_i}\,h_i` the matrix of D_μF has blocks
-    :math:`\sqrt{w_i w_j}\, G_{ij}\,(V + V(x_j-m_i)(Ax_i)^\top) + \delta_{ij} V C_i A`.
-    """
-    B, n, d = points.shape
-    q = V.shape[0]
+    """Return ‖D_μF‖ in L²(μ), (…), and ‖V C_i A‖, (…, n), from matrices of size nq × nd."""
     log_w = weights.log()
-    massive = (weights > 0)[:, :, None]
+    massive = (weights > 0)[..., None]
     visible = None if times is None else sees(times, times)
     log_g = log_density(points, points, log_w, A, visible)
-    P = torch.where(massive, (log_g + log_w[:, None, :]).exp(), 0)
-    # √(w_i w_j) G_ij as one exponential: G is huge where the weights are tiny
-    between = (log_g + (log_w[:, :, None] + log_w[:, None, :]) / 2).exp()
-    between = torch.where(massive, between, 0)[..., None, None]  # (B, i, j, 1, 1)
-    own, values = own_query(P, points, A, V)
-    queries = (points @ A.mT)[:, :, None, None, :]
-    blocks = between * (V + values[..., None] * queries)  # (B, i, j, q, d)
-    blocks[:, range(n), range(n)] += own
+    P = torch.where(massive, (log_g + log_w[..., None, :]).exp(), 0)
+    # in the orthonormal coordinates √w_i h_i the factor of V is √(w_i w_j) G_ij; it is taken as one
+    # exponential, as G is huge where the weights are tiny
+    between = (log_g + (log_w[..., :, None] + log_w[..., None, :]) / 2).exp()
+    blocks, own = derivative_blocks(P, points, A, V, torch.where(massive, between, 0))
     blocks = _moving_equal_atoms_alike(blocks, points, weights, times)
-    matrix = blocks.transpose(2, 3).reshape(B, n * q, n * d)
-    return torch.linalg.matrix_norm(matrix, 2), torch.linalg.matrix_norm(own, 2).amax(-1)
+    matrix = blocks.transpose(-3, -2).flatten(-2).flatten(-3, -2)  # (…, n·q, n·d)
+    return torch.linalg.matrix_norm(matrix, 2), torch.linalg.matrix_norm(own, 2)
 
 
 def _moving_equal_atoms_alike(
     blocks: Tensor, points: Tensor, weights: Tensor, times: Tensor | None
 ) -> Tensor:
-    """Restrict blocks (B, i, j, q, d) to perturbations that are functions on the support."""
-    equal = (points[:, :, None] == points[:, None]).all(-1)
+    """Restrict blocks (…, i, j, q, d) to perturbations that are functions on the support."""
+    equal = (points[..., :, None, :] == points[..., None, :, :]).all(-1)
     if times is not None:
-        equal &= times[:, :, None] == times[:, None]
+        equal &= times[..., :, None] == times[..., None, :]
     if not bool((equal.sum(-1) > 1).any()):
         return blocks
-    mass = (equal * weights[:, None, :]).sum(-1)
+    mass = (equal * weights[..., None, :]).sum(-1)
     root = weights.sqrt() / torch.where(mass > 0, mass, 1).sqrt()
-    projector = equal * root[:, :, None] * root[:, None, :]
-    return torch.einsum("bijqd,bjk->bikqd", blocks, projector)
+    projector = equal * root[..., :, None] * root[..., None, :]
+    return torch.einsum("...ijqd,...jk->...ikqd", blocks, projector)

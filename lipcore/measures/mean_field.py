@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
-from lipcore._checks import check_real_tensor, check_same_kind, check_square, check_tokens
-from lipcore.attention import Attention, check_scores
+from lipcore._checks import (
+    check_real_tensor,
+    check_same_kind,
+    check_scores,
+    check_square,
+    check_tokens,
+)
+from lipcore.attention import Attention
 from lipcore.measures.discrete import DiscreteMeasure, Measure, TimedMeasure, check_times
 
 
@@ -30,11 +37,6 @@ def mean_field_attention(mu: DiscreteMeasure, A: Tensor, V: Tensor) -> DiscreteM
     -------
     DiscreteMeasure
         The n images, in the order of the points, with the same weights.
-
-    Raises
-    ------
-    ValueError, TypeError
-        If A and V do not fit the measure, or mu is no :class:`DiscreteMeasure`.
 
     Examples
     --------
@@ -166,13 +168,11 @@ def check_matrices(points: Tensor, A: Tensor, V: Tensor) -> None:
     check_same_kind("V", V, points, "the measure")
     d = points.shape[-1]
     if A.shape[0] != d:
-        raise ValueError(
-            f"A: expected shape {(d, d)} as the measure has dimension {d}, got {tuple(A.shape)}"
-        )
+        expected = f"shape {(d, d)} as the measure has dimension {d}"
+        raise ValueError(f"A: expected {expected}, got {tuple(A.shape)}")
     if V.shape[1] != d or V.shape[0] == 0:
-        raise ValueError(
-            f"V: expected {d} columns as the measure has dimension {d}, got shape {tuple(V.shape)}"
-        )
+        expected = f"{d} columns as the measure has dimension {d}"
+        raise ValueError(f"V: expected {expected}, got shape {tuple(V.shape)}")
 
 
 def sees(query_times: Tensor, key_times: Tensor) -> Tensor:
@@ -202,7 +202,19 @@ def own_query(P: Tensor, y: Tensor, A: Tensor, V: Tensor) -> tuple[Tensor, Tenso
     r"""Return :math:`V C_i A`, (…, m, q, d), and :math:`V(y_j - m_i)`, (…, m, n, q), of P."""
     centred = y[..., None, :, :] - (P @ y)[..., :, None, :]  # (…, m, n, d)
     values = centred @ V.mT
-    return (P[..., None] * values).mT @ (centred @ A), values
+    return (P[..., None] * values).mT @ (centred @ A[..., None, :, :]), values
+
+
+def derivative_blocks(
+    P: Tensor, X: Tensor, A: Tensor, V: Tensor, between: Tensor, *, mixing: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Return the blocks b_ij(V + V(x_j − m_i)(Ax_i)ᵀ) + δ_ij VC_iA, (…, n, n, q, d), and VC_iA."""
+    own, values = own_query(P, X, A, V)
+    queries = (X @ A.mT)[..., :, None, None, :]
+    blocks = between[..., None, None] * (V * mixing + values[..., None] * queries)
+    rows = torch.arange(X.shape[-2], device=X.device)
+    blocks[..., rows, rows, :, :] += own
+    return blocks, own
 
 
 def _rows(mu: Measure, x: Tensor, A: Tensor, V: Tensor, times: Tensor | None) -> Tensor:
@@ -226,7 +238,5 @@ def _check_times_with_mass(name: str, mu: TimedMeasure, times: Tensor) -> None:
     """Refuse times before the first mass of mu, where Γ is not defined."""
     first = mu.times[mu.weights > 0].min().item()
     if bool((times < first).any()):
-        raise ValueError(
-            f"{name}: expected times from {first:g} on, where mu has its first mass, "
-            f"got {times.min().item():g}"
-        )
+        expected = f"times from {first:g} on, where mu has its first mass"
+        raise ValueError(f"{name}: expected {expected}, got {times.min().item():g}")

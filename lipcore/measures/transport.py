@@ -148,48 +148,38 @@ def _plan_of_costs(a: np.ndarray, b: np.ndarray, distances: np.ndarray, p: float
         return np.outer(a, b)
     largest = distances.max()
     cost = (distances / largest) ** p if largest > 0 else np.zeros_like(distances)
-    plan, value, gap = _plan_and_gap(a, b, cost, cap=1.0)
-    # A gap far below zero also shows that the digits are lost.
-    if abs(gap) <= DUALITY_GAP * value or value <= 0:
-        return plan
-    # The digits of short ways are lost to far points. Ways far longer than the longest in use do
-    # not matter. They may be made cheaper, which a bound from below allows; if they become so cheap
-    # that they are used, their cost is raised again. Masses no larger than the rounding of the sums
-    # of weights may be sent anywhere. They are not counted, since on a long way they can cost more
-    # than all others on short ones.
-    least = sum(cost.shape) * np.finfo(float).eps
-    cap = 2 * cost[plan > least].max()
-    if cap == 0:
-        return np.where(plan > least, plan, 0)
-    rounding = cap * least
+    cap = 1.0
+    least = rounding = 0.0
     while True:
-        plan, value, gap = _plan_and_gap(a, b, cost, cap=cap, least=least)
-        if abs(gap) <= DUALITY_GAP * value + rounding:
+        capped = np.minimum(cost, cap)
+        plan, log = _pot().emd(a, b, capped / cap, numItermax=10**8, log=True)
+        if log["warning"] is not None:
+            raise RuntimeError(f"wasserstein: POT found no optimal plan: {log['warning']}")
+        plan = np.where(plan > least, plan, 0)
+        # Σ a_i min_j (c_ij − v_j) + Σ b_j v_j is at most the cost of every plan, whatever v is; a
+        # gap far below zero also shows that the digits are lost
+        v = cap * log["v"]
+        value = (plan * cost).sum()
+        gap = value - a @ (capped - v).min(axis=1) - b @ v
+        if abs(gap) <= DUALITY_GAP * value + rounding or (value <= 0 and least == 0):
             return plan
-        if cap >= 1:
-            raise RuntimeError(
-                f"wasserstein: expected a plan that is optimal up to {DUALITY_GAP:g} of its cost, "
-                f"got one up to {gap / value:.2g} from POT"
-            )
-        cap *= 8
-
-
-def _plan_and_gap(
-    a: np.ndarray, b: np.ndarray, cost: np.ndarray, *, cap: float, least: float = 0.0
-) -> tuple[np.ndarray, float, float]:
-    """Return POT's plan for min(cost, cap), its cost, and how far that may be above the least.
-
-    Masses up to ``least`` are left out.
-    """
-    capped = np.minimum(cost, cap)
-    plan, log = _pot().emd(a, b, capped / cap, numItermax=10**8, log=True)
-    if log["warning"] is not None:
-        raise RuntimeError(f"wasserstein: POT found no optimal plan: {log['warning']}")
-    plan = np.where(plan > least, plan, 0)
-    # Σ a_i min_j (c_ij − v_j) + Σ b_j v_j is at most the cost of every plan, whatever v is.
-    v = cap * log["v"]
-    value = (plan * cost).sum()
-    return plan, value, value - a @ (capped - v).min(axis=1) - b @ v
+        if least == 0:
+            # The digits of short ways are lost to far points. Ways far longer than the longest in
+            # use do not matter. They may be made cheaper, which a bound from below allows; if they
+            # become so cheap that they are used, their cost is raised again. Masses no larger than
+            # the rounding of the sums of weights may be sent anywhere. They are not counted, since
+            # on a long way they can cost more than all others on short ones.
+            least = sum(cost.shape) * np.finfo(float).eps
+            cap = 2 * cost[plan > least].max()
+            rounding = cap * least
+            if cap == 0:
+                return np.where(plan > least, plan, 0)
+        elif cap >= 1:
+            expected = f"a plan that is optimal up to {DUALITY_GAP:g} of its cost"
+            got = f"one up to {gap / value:.2g} from POT"
+            raise RuntimeError(f"wasserstein: expected {expected}, got {got}")
+        else:
+            cap *= 8
 
 
 def _array(tensor: Tensor) -> np.ndarray:
@@ -222,9 +212,8 @@ def _pot():
             warnings.filterwarnings("ignore", message="IProgress not found")
             import ot
     except ImportError as error:
-        raise ImportError(
-            "wasserstein needs the package POT: pip install 'lipcore[measures]'"
-        ) from error
+        cure = "pip install 'lipcore[measures]'"
+        raise ImportError(f"wasserstein needs the package POT: {cure}") from error
     return ot
 
 
@@ -247,8 +236,6 @@ def _common_marginal(mu: TimedMeasure, nu: TimedMeasure) -> tuple[list[float], n
         mass = here.get(time, 0.0)
         other = there.get(time, 0.0)
         if (time in here) != (time in there) or abs(mass - other) > tolerance:
-            raise ValueError(
-                f"nu: expected the time marginal of mu, but time {time!r} "
-                f"has mass {mass:.10g} in mu and {other:.10g} in nu"
-            )
+            but = f"time {time!r} has mass {mass:.10g} in mu and {other:.10g} in nu"
+            raise ValueError(f"nu: expected the time marginal of mu, but {but}")
     return list(here), np.array(list(here.values()))

@@ -39,11 +39,6 @@ class TwoDirac:
         The numbers t₁ and t₂. If left out, they are (−1, 1) for A = −γI and (1, ½) for A = γI, the
         worst cases of :prf:ref:`thm-lower-eigen`.
 
-    Raises
-    ------
-    ValueError, TypeError
-        If an argument is out of range.
-
     Examples
     --------
     >>> light = TwoDirac(0.01, 1.0, 2.0)  # the light Dirac pulls all the others
@@ -64,9 +59,8 @@ class TwoDirac:
         if not bool(((p > 0) & (p < 1)).all()):
             raise ValueError("p: expected masses between 0 and 1, both excluded")
         if self.sign not in (-1, 1):
-            raise ValueError(
-                f"sign: expected -1 (A = -gamma I) or 1 (A = gamma I), got {self.sign!r}"
-            )
+            expected = "-1 (A = -gamma I) or 1 (A = gamma I)"
+            raise ValueError(f"sign: expected {expected}, got {self.sign!r}")
         positions = self.positions
         if positions is None:
             positions = (-1.0, 1.0) if self.sign < 0 else (1.0, 0.5)
@@ -137,9 +131,8 @@ class TwoDirac:
         """Return the measure itself, for a single p, with u the first basis vector."""
         check_count("dim", dim)
         if self.p.ndim:
-            raise ValueError(
-                f"p: expected one mass to make a measure of, got shape {tuple(self.p.shape)}"
-            )
+            got = tuple(self.p.shape)
+            raise ValueError(f"p: expected one mass to make a measure of, got shape {got}")
         points = torch.zeros(2, dim, dtype=torch.float64)
         points[:, 0] = self.radius * self._t
         return DiscreteMeasure(points, torch.stack([self.p, 1 - self.p]))

@@ -18,14 +18,14 @@ import difflib
 import functools
 import inspect
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.backends import mha
 
-from lipcore._draws import draw_normal
+from lipcore.guard import draw_normal
 
 _RUNNING = threading.Lock()  # hooks live on the model: two threads must not run it at once
 #: How far the replayed output may be from that in the running model, relative to the largest
@@ -91,14 +91,19 @@ def capture(model: nn.Module, name: str, *args, **inputs) -> tuple[Captured, Ten
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One run of a submodule, with what entered it and the first tensor that came out."""
+    """One run of a submodule, with what entered it and the first tensor that came out.
+
+    ``forward`` is the submodule itself, or what is called in its place (:func:`whole`).
+    """
 
     name: str
     module: nn.Module
+    forward: Callable
     args: tuple
     kwargs: dict
     output: Tensor
-    label: str = "output"
+    label: str
+    remark: str = ""
 
     @property
     def kind(self) -> str:
@@ -106,43 +111,23 @@ class Call:
         return type(self.module).__name__
 
     @property
-    def remark(self) -> str:
-        """What is measured of the submodule, if that is not simply its output."""
-        return ""
+    def inputs(self) -> dict[str, object]:
+        """What entered, by the submodule's names of its arguments, in their order."""
+        names = _positional(self.forward, len(self.args))
+        named = dict(zip(names, self.args, strict=True)) | self.kwargs
+        return {n: named[n] for n in (*_parameters(self.forward), *named) if n in named}
 
-    def arguments(self) -> dict[str, object]:
-        """Return what entered, by the submodule's names of its arguments, in their order."""
-        named = {name: x for name, (_, x) in self._positional().items()} | self.kwargs
-        known = _parameters(self.module)
-        order = sorted(named, key=lambda name: known.index(name) if name in known else len(known))
-        return {name: named[name] for name in order}
-
+    @property
     def tensors(self) -> dict[str, Tensor]:
-        """Return the floating-point tensors that entered."""
-        tensors = {n: x for n, x in self.arguments().items() if isinstance(x, Tensor)}
+        """The floating-point tensors that entered."""
+        tensors = {name: x for name, x in self.inputs.items() if isinstance(x, Tensor)}
         return {name: x for name, x in tensors.items() if x.is_floating_point()}
-
-    def _positional(self) -> dict[str, tuple[int, object]]:
-        names = [*_parameters(self.module)[: len(self.args)]]
-        names += [f"args[{i}]" for i in range(len(names), len(self.args))]
-        return {name: (i, x) for i, (name, x) in enumerate(zip(names, self.args, strict=True))}
 
     def run(self, changed: Mapping[str, Tensor]) -> Tensor:
         """Return the submodule's output with some of its inputs changed."""
-        args, kwargs = self.changed(changed)
-        return first_tensor(self.module(*args, **kwargs), self.name)[1]
-
-    def changed(self, changed: Mapping[str, Tensor]) -> tuple[tuple, dict]:
-        """Return the arguments of the submodule with some of them changed."""
-        args = [_fresh(x) for x in self.args]
-        kwargs = {key: _fresh(x) for key, x in self.kwargs.items()}
-        places = self._positional()
-        for name, tensor in changed.items():
-            if name in kwargs:
-                kwargs[name] = tensor
-            else:
-                args[places[name][0]] = tensor
-        return tuple(args), kwargs
+        args, kwargs = _copied((self.args, self.kwargs), {})  # a run may change masks and caches
+        args, kwargs = _changed(self.forward, args, kwargs, changed)
+        return first_tensor(self.forward(*args, **kwargs), self.name)[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,7 +161,7 @@ class Captured:
     @property
     def fixed(self) -> tuple[str, ...]:
         """The tensors that are held fixed."""
-        return tuple(name for name in self.call.tensors() if name not in self.varied)
+        return tuple(name for name in self.call.tensors if name not in self.varied)
 
     @functools.cached_property
     def X(self) -> Tensor:
@@ -185,18 +170,15 @@ class Captured:
 
     @property
     def _raw(self) -> Tensor:
-        return self.call.tensors()[self.varied[0]]
+        return self.call.tensors[self.varied[0]]
 
     def __call__(self, X: Tensor) -> Tensor:
         """Return the output (…, m, p) for tokens X of the shape that was captured."""
         if X.shape != self.X.shape:
             expected = f"the shape that was captured, {tuple(self.X.shape)}"
             raise ValueError(f"X: expected {expected}, got {tuple(X.shape)}")
-        shape = self._raw.shape
-        if self.layout == "batch second":
-            raw = X.transpose(0, 1)
-        else:
-            raw = X.reshape(shape)
+        is_second = self.layout == "batch second"
+        raw = X.transpose(0, 1) if is_second else X.reshape(self._raw.shape)
         return self._placed(self.call.run(dict.fromkeys(self.varied, raw)))
 
     def _placed(self, raw: Tensor) -> Tensor:
@@ -223,8 +205,8 @@ class Captured:
 
     def at(self, name: str) -> tuple[Captured, Tensor]:
         """Return the same run as a map of another input, such as the memory of a decoder."""
-        if name not in self.call.tensors():
-            expected = ", ".join(self.call.tensors())
+        if name not in self.call.tensors:
+            expected = ", ".join(self.call.tensors)
             raise ValueError(f"name: expected one of the inputs {expected}, got {name!r}")
         fn = captured(self.call, name)
         return fn, fn.X
@@ -232,7 +214,7 @@ class Captured:
 
 def captured(call: Call, name: str | None = None) -> Captured:
     """Return a run as a map of its first tensor, or the one named, after comparing its output."""
-    tensors = call.tensors()
+    tensors = call.tensors
     if not tensors:
         raise TypeError(f"name: expected a floating-point tensor to enter {call.name!r}, none does")
     raw = tensors[next(iter(tensors)) if name is None else name]
@@ -258,20 +240,21 @@ def record(model: nn.Module, names: Iterable[str], *args, **inputs) -> list[Call
     modules = dict(model.named_modules())
     for name in names:
         if name not in modules:
-            near = _nearest(name, modules)
+            near = difflib.get_close_matches(name, modules, n=1, cutoff=0.3)
+            near = f"; did you mean {near[0]!r}?" if near else ""
             raise ValueError(f"name: expected a submodule of the model, got {name!r}{near}")
     if any(module.training for module in modules.values()):
         raise ValueError("model: expected one in evaluation mode, call .eval() first")
     calls: list[Call] = []
     entered: list[tuple] = []
-    keep = _Keeper()
+    copies: dict = {}  # of all runs: a mask that enters every layer is copied once
 
     def enter(module, args, kwargs):
-        entered.append((keep(args), keep(kwargs)))
+        entered.append(_copied((args, kwargs), copies))
 
     def leave(name, module, args, kwargs, output):
         label, tensor = first_tensor(output, name)
-        calls.append(Call(name, module, *entered.pop(), tensor.detach().clone(), label))
+        calls.append(Call(name, module, module, *entered.pop(), tensor.detach().clone(), label))
 
     with contextlib.ExitStack() as stack:
         for context in (_RUNNING, torch.inference_mode(False), torch.no_grad(), slow_path()):
@@ -282,59 +265,36 @@ def record(model: nn.Module, names: Iterable[str], *args, **inputs) -> list[Call
             stack.callback(hook.remove)
             hook = module.register_forward_hook(functools.partial(leave, name), with_kwargs=True)
             stack.callback(hook.remove)
-        args, inputs = _Keeper()((args, inputs))  # a model adds to a cache that it is given
+        args, inputs = _copied((args, inputs), {})  # a model adds to a cache that it is given
         model(*args, **_without_cache(model, inputs))
     return calls
 
 
-class _FromBlockOn(nn.Module):
-    """A model as a map of the tokens that enter one of its blocks, the first time that it runs."""
-
-    def __init__(self, model: nn.Module, block: Call, called_with: tuple) -> None:
-        super().__init__()
-        self.model = model
-        self.entry = block
-        self.eval()
-        self._called_with = called_with
-
-    def forward(self, tokens: Tensor):
-        names = captured(self.entry).varied
-
-        def enter(module, args, kwargs):
-            hook.remove()
-            return Call("", module, args, kwargs, tokens).changed(dict.fromkeys(names, tokens))
-
-        hook = self.entry.module.register_forward_pre_hook(enter, with_kwargs=True)
-        try:
-            args, inputs = _fresh(self._called_with)
-            return self.model(*args, **inputs)
-        finally:
-            hook.remove()
-
-
-@dataclass(frozen=True, eq=False)
-class _WholeCall(Call):
-    """The run of a model from its first block on."""
-
-    @property
-    def kind(self) -> str:
-        return type(self.module.model).__name__
-
-    @property
-    def remark(self) -> str:
-        return f"{self.label} as a map of what enters {self.module.entry.name}"
-
-
 def whole(model: nn.Module, blocks: Iterable[str], *args, **inputs) -> Call:
     """Return the whole model as a map of the tokens that enter the first block that runs."""
-    called_with = _fresh((args, _without_cache(model, inputs)))
+    given = _copied((args, _without_cache(model, inputs)), {})
     calls = record(model, ["", *blocks], *args, **inputs)
     if len(calls) == 1:
         raise ValueError("model: expected a block that runs on these inputs, none of them does")
     first = calls[0]
-    block = _FromBlockOn(model, first, called_with)
-    tokens = first.tensors()[captured(first).varied[0]]
-    return _WholeCall("", block, (tokens,), {}, calls[-1].output, calls[-1].label)
+    varied = captured(first).varied
+
+    def from_block_on(tokens: Tensor):
+        def enter(module, args, kwargs):
+            hook.remove()  # a block may run again, on what it gave
+            return _changed(module, args, kwargs, dict.fromkeys(varied, tokens))
+
+        hook = first.module.register_forward_pre_hook(enter, with_kwargs=True)
+        try:
+            args, inputs = _copied(given, {})
+            return model(*args, **inputs)
+        finally:
+            hook.remove()
+
+    label = calls[-1].label
+    tokens = (first.tensors[varied[0]],)
+    remark = f"{label} as a map of what enters {first.name}"
+    return Call("", model, from_block_on, tokens, {}, calls[-1].output, label, remark)
 
 
 def _without_cache(model: nn.Module, inputs: dict) -> dict:
@@ -368,43 +328,23 @@ def first_tensor(output, name: str) -> tuple[str, Tensor]:
     raise TypeError(f"name: expected a floating-point tensor out of {name!r}, got {got}")
 
 
-class _Keeper:
-    """Copies what entered submodules, since the running model may change it in place afterwards.
+def _copied(value, copies: dict):
+    """Copy tensors and what holds them, since a run may change them in place; weights are shared.
 
-    What shares memory still does so: a mask that enters several submodules unchanged is copied
-    once.
+    What has the same memory has the same copy: query, key and value are then still one tensor.
     """
-
-    def __init__(self) -> None:
-        self._copies: dict[tuple, tuple[Tensor, Tensor]] = {}
-
-    def __call__(self, value):
-        if isinstance(value, Tensor):
-            return self._tensor(value)
-        if type(value) in (tuple, list):
-            return type(value)(self(part) for part in value)
-        if type(value) is dict:
-            return {key: self(part) for key, part in value.items()}
-        return value if isinstance(value, nn.Module) else _deep_copy(value)
-
-    def _tensor(self, tensor: Tensor) -> Tensor:
-        version = 0 if tensor.is_inference() else tensor._version  # the former cannot change here
-        place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, version)
-        if place not in self._copies:  # the original is kept alive: no other takes its place
-            self._copies[place] = (tensor, tensor.detach().clone())
-        return self._copies[place][1]
-
-
-def _fresh(value):
-    """Return a value to call with, copied if its use may change it, as with masks and caches."""
     if value is None or isinstance(value, int | float | str | torch.dtype | nn.Module):
         return value
     if isinstance(value, Tensor):
-        return value.clone()
+        version = 0 if value.is_inference() else value._version  # the former cannot change here
+        place = (value.data_ptr(), value.shape, value.stride(), value.dtype, version)
+        if place not in copies:  # the original is kept alive: no other takes its place
+            copies[place] = (value, value.detach().clone())
+        return copies[place][1]
     if type(value) in (tuple, list):
-        return type(value)(_fresh(part) for part in value)
+        return type(value)(_copied(part, copies) for part in value)
     if type(value) is dict:
-        return {key: _fresh(part) for key, part in value.items()}
+        return {key: _copied(part, copies) for key, part in value.items()}
     return _deep_copy(value)
 
 
@@ -430,16 +370,24 @@ def _deep_copy(value):
     return copy.deepcopy(value, memo)
 
 
-def _parameters(module: nn.Module) -> list[str]:
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    kinds = (*kinds, inspect.Parameter.KEYWORD_ONLY)
-    signature = inspect.signature(module.forward)
-    return [name for name, parameter in signature.parameters.items() if parameter.kind in kinds]
+def _changed(forward: Callable, args: tuple, kwargs: dict, changed: Mapping) -> tuple[tuple, dict]:
+    """Return arguments with some of them changed, by name."""
+    names = _positional(forward, len(args))
+    args = tuple(changed.get(name, x) for name, x in zip(names, args, strict=True))
+    return args, kwargs | {name: x for name, x in changed.items() if name not in names}
 
 
-def _nearest(name: str, modules: Iterable[str]) -> str:
-    found = difflib.get_close_matches(name, modules, n=1, cutoff=0.3)
-    return f"; did you mean {found[0]!r}?" if found else ""
+def _positional(forward: Callable, count: int) -> list[str]:
+    """Return the names of that many positional arguments."""
+    names = _parameters(forward)[:count]
+    return names + [f"args[{i}]" for i in range(len(names), count)]
+
+
+def _parameters(forward: Callable) -> list[str]:
+    """Return the names of a callable's arguments, those of ``forward`` for a module."""
+    forward = forward.forward if isinstance(forward, nn.Module) else forward
+    parameters = inspect.signature(forward).parameters.items()
+    return [name for name, parameter in parameters if not parameter.kind.name.startswith("VAR_")]
 
 
 def _check_replay(call: Call, again: Tensor) -> None:

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import platform
+import warnings
 from collections import Counter
 from collections.abc import Iterable
 from importlib import metadata
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 from tqdm import tqdm
 
 import lipcore
-from lipcore._checks import check_count
+from lipcore._checks import check_count, check_number
 from lipcore.attention import Attention
+from lipcore.lipschitz import UNCHECKED, check_norm, local_lipschitz
 from lipcore.models.capture import Call, Captured, captured, module_of, record, whole
 from lipcore.models.modules import read
 from lipcore.models.structure import attention_modules, blocks, remarks
-from lipcore.models.table import Table
-from lipcore.outputs import check_norm
-from lipcore.spectral import local_lipschitz
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: What :func:`measure` measures.
 SCOPES = ("attention", "block", "model")
+#: Its columns; a narrow terminal shows the first ones and the last ones.
+COLUMNS = ["layer", "sequence", "kind", "shape", "note"]
+COLUMNS += ["converged", "probability", "lower", "upper", "sigma"]
 
 
 def measure(
@@ -34,9 +40,10 @@ def measure(
     tokens: int | slice | None = None,
     tol: float = 1e-4,
     generator: torch.Generator | None = None,
+    check: bool = True,
     progress: bool | None = None,
     **inputs,
-) -> Table:
+) -> pd.DataFrame:
     r"""Run a model, and return σ of its attention modules, of its blocks, or of the whole.
 
     For each of them, σ is the largest singular value of the Jacobian of what
@@ -64,16 +71,20 @@ def measure(
         Relative tolerance of σ (:func:`lipcore.spectral_norm`).
     generator : torch.Generator, optional
         Source of the random start of Lanczos; a fixed seed if left out.
+    check : bool
+        Whether derivatives by autodiff are compared with finite differences before they are used.
+        If not, the note of what is measured by autodiff says so.
     progress : bool, optional
         Whether to show a progress bar. If left out, it is shown on a terminal, once it takes long.
 
     Returns
     -------
-    Table
+    pandas.DataFrame
         One row for each module and sequence, in the order of running, with the columns ``layer``,
-        ``kind`` (the class), ``sequence``, ``shape`` (n, d), ``sigma``, ``lower``, ``upper``,
-        ``probability``, ``converged`` and ``note``. A module that cannot be measured has a row
-        whose note says why. After Ctrl-C the table has the rows so far, and ``complete`` is False.
+        ``sequence``, ``kind`` (the class), ``shape`` (n, d), ``note``, ``converged``,
+        ``probability``, ``lower``, ``upper`` and ``sigma``. A module that cannot be measured has a
+        row without numbers, whose note says why, and there is a warning. ``attrs`` has a ``title``,
+        and whether the table is ``complete``: after Ctrl-C it has the rows so far.
         Padding belongs to X and to the output as any token does, so that it counts.
 
     Raises
@@ -85,24 +96,42 @@ def measure(
     --------
     >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     >>> model = nn.TransformerEncoder(layer, 2).eval()
-    >>> table = measure(model, torch.zeros(1, 3, 8))
-    >>> table["layer"], table["kind"][0], table["shape"][0], table["converged"]
-    (['layers.0.self_attn', 'layers.1.self_attn'], 'MultiheadAttention', (3, 8), [True, True])
+    >>> measure(model, torch.zeros(1, 3, 8))[["layer", "shape", "converged"]]
+                    layer   shape  converged
+    0  layers.0.self_attn  (3, 8)       True
+    1  layers.1.self_attn  (3, 8)       True
     """
+    try:  # here, since the rest of the package needs no pandas
+        import pandas as pd
+    except ImportError as error:
+        message = "measure needs the package pandas: pip install 'lipcore[models]'"
+        raise ImportError(message) from error
     if scope not in SCOPES:
         raise ValueError(f"scope: expected one of {', '.join(SCOPES)}, got {scope!r}")
+    tol = check_number("tol", tol, minimum=0, strict=True, maximum=1)
     options = {"norm": check_norm(norm), "tokens": tokens, "tol": tol, "generator": generator}
+    options["check"] = check
     model = module_of(model)
     calls = _calls(model, scope, layers, args, inputs)
-    table = Table(f"{scope} of {type(model).__name__}, σ to {tol:g} relative", complete=False)
+    rows: list[dict] = []
+    complete = False
     hidden = None if progress is None else not progress
     with tqdm(calls, desc=scope, delay=2, leave=False, disable=hidden) as bar:
         try:
             for name, call in bar:
-                table.rows += _rows(name, call, scope, options)
+                rows += _rows(name, call, scope, options)
+            complete = True
         except KeyboardInterrupt:
-            return table
-    table.complete = True
+            done = len({row["layer"] for row in rows})
+            what = f"interrupted: the table has {done} of {len(calls)} modules"
+            warnings.warn(what, stacklevel=2)
+    numbers = dict.fromkeys(COLUMNS[-4:], float)
+    table = pd.DataFrame(rows, columns=COLUMNS).astype(numbers)
+    title = f"{scope} of {type(model).__name__}, σ to {tol:g} relative"
+    table.attrs = {"title": title, "complete": complete}
+    if missing := [row for row in rows if row["sigma"] is None]:
+        what = f"{len(missing)} of {len(calls)} modules have no σ, as their notes say: "
+        warnings.warn(f"{what}{missing[0]['layer']} {missing[0]['note']}", stacklevel=2)
     return table
 
 
@@ -148,31 +177,30 @@ def _chosen(modules: list[str], layers) -> list[str]:
 
 def _rows(name: str, call: Call, scope: str, options: dict) -> list[dict]:
     """Return the rows of one module, one for each sequence, or one that says why there is none."""
-    row = {"layer": name, "kind": call.kind, "sequence": 0, "shape": None, "sigma": None}
-    row |= {"lower": None, "upper": None, "probability": None, "converged": False}
+    row = dict.fromkeys(COLUMNS) | {"layer": name, "kind": call.kind}
+    row |= {"sequence": 0, "converged": False}
     notes = [call.remark, remarks(call.module) if scope == "attention" else ""]
     try:
         fn = captured(call)
-        notes.append(fn.remark)
         row["shape"] = tuple(fn.X.shape[-2:])
-        found = local_lipschitz(_quicker(fn) if scope == "attention" else fn, fn.X, **options)
+        layer = _readable(fn) if scope == "attention" else None
+        found = local_lipschitz(layer or fn, fn.X, **options)
+        notes += [fn.remark, "" if found.checked else UNCHECKED]
     except (ValueError, TypeError, NotImplementedError) as error:
         return [row | {"note": f"not measured: {' '.join(str(error).split())}"}]
-    numbers = (found.value, found.lower, found.upper, found.converged)
-    columns = [number.reshape(-1).tolist() for number in numbers]
     row |= {"probability": found.probability, "note": "; ".join(filter(None, notes))}
-    return [
-        row | {"sequence": i, "sigma": s, "lower": low, "upper": up, "converged": done}
-        for i, (s, low, up, done) in enumerate(zip(*columns, strict=True))
-    ]
+    columns = ("sigma", "lower", "upper", "converged")
+    numbers = (found.value, found.lower, found.upper, found.converged)
+    each = zip(*(number.reshape(-1).tolist() for number in numbers), strict=True)
+    return [row | {"sequence": i} | dict(zip(columns, x, strict=True)) for i, x in enumerate(each)]
 
 
-def _quicker(fn: Captured) -> Attention | Captured:
-    """Return the Attention that a module is, whose Jacobian is faster, or the module itself."""
+def _readable(fn: Captured) -> Attention | None:
+    """Return the Attention that a module is, whose Jacobian is faster, or None."""
     try:
         return read(fn)
     except ValueError:
-        return fn
+        return None
 
 
 def versions() -> dict[str, str]:

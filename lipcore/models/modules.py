@@ -17,9 +17,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from lipcore._draws import draw_normal
+from lipcore._heads import head_outputs
 from lipcore.attention import Attention
-from lipcore.gates import head_outputs
+from lipcore.guard import draw_normal
 from lipcore.models.capture import Call, Captured, captured, record, slow_path
 from lipcore.models.structure import is_attention, norm_role, projections
 
@@ -146,7 +146,7 @@ def _candidates(module: nn.Module, fn: Captured) -> Iterator[Attention]:
     cap = _number(module, "attn_logit_softcapping", "softcap", "logit_softcapping")
     options |= {"softcap": float(cap)} if cap else {}
     tables = [*_tables(fn, heads)]
-    for parts in _weights(module, heads, key_heads):
+    for parts in weights_of(module, heads, key_heads):
         k = parts["query"].shape[1]
         scales = [_number(module, "scaling", "scale", "softmax_scale", "norm_factor"), k**-0.5, 1.0]
         scales = list(dict.fromkeys(scale for scale in scales if scale is not None))
@@ -192,7 +192,7 @@ def _number(module: nn.Module, *names: str):
     return None
 
 
-def _weights(module: nn.Module, heads: int, key_heads: int) -> Iterator[dict[str, Tensor]]:
+def weights_of(module: nn.Module, heads: int, key_heads: int) -> Iterator[dict[str, Tensor]]:
     """Yield weights and biases of queries, keys, values and output, as an Attention takes them."""
     if isinstance(module, nn.MultiheadAttention):
         if module.bias_k is not None or module.add_zero_attn:
@@ -202,10 +202,10 @@ def _weights(module: nn.Module, heads: int, key_heads: int) -> Iterator[dict[str
         joined = module.in_proj_weight
         weights = separate if joined is None else joined.chunk(3)
         biases = [None] * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
-        yield _parts(weights, biases, (heads,) * 3) | _output(module.out_proj)
+        yield _parts(weights, biases, (heads,) * 3) | output_of(module.out_proj)
         return
     found = projections(module)
-    outputs = [{}] if not found["output"] else [_output(child) for child in found["output"]]
+    outputs = [{}] if not found["output"] else [output_of(child) for child in found["output"]]
     counts = (heads, key_heads, key_heads)
     single = [found[name] for name in ("query", "key", "value")]
     if all(len(children) == 1 for children in single):
@@ -239,11 +239,11 @@ def _separate(pairs: list, counts: tuple[int, ...]) -> list[dict[str, Tensor | N
     (query, bias), (key, _), _ = pairs
     if len(query) * key_heads != 2 * len(key) * heads:
         return [_parts(*zip(*pairs, strict=True), counts)]
-    query, gate = _per_head(query, heads).chunk(2, dim=1)
-    bias, gate_bias = (None, None) if bias is None else _per_head(bias, heads).chunk(2, dim=1)
-    queries = query.flatten(0, 1), None if bias is None else bias.flatten()
+    query, gate = split_heads(query, heads).chunk(2, dim=1)
+    bias, gate_bias = (None, None) if bias is None else split_heads(bias, heads).chunk(2, dim=1)
+    own = {"query": query.contiguous(), "query_bias": None if bias is None else bias.contiguous()}
     gates = {"gate": gate.contiguous(), "gate_bias": gate_bias}
-    return [_parts(*zip(queries, *pairs[1:], strict=True), counts) | gates]
+    return [_parts(*zip((None, None), *pairs[1:], strict=True), counts) | own | gates]
 
 
 def _matrix(child: nn.Module) -> tuple[Tensor, Tensor | None]:
@@ -254,29 +254,31 @@ def _matrix(child: nn.Module) -> tuple[Tensor, Tensor | None]:
     return weight, None if bias is None else bias.detach()
 
 
-def _parts(weights, biases, heads) -> dict[str, Tensor | None]:
+def _parts(weights, biases, counts) -> dict[str, Tensor | None]:
+    """Return weights and biases of queries, keys and values by their names, head by head."""
     parts = {}
-    for name, weight, bias, count in zip(
-        ("query", "key", "value"), weights, biases, heads, strict=True
-    ):
-        parts[name] = _per_head(weight, count)
-        parts[f"{name}_bias"] = None if bias is None else _per_head(bias, count)
+    names = ("query", "key", "value")
+    for name, weight, bias, count in zip(names, weights, biases, counts, strict=True):
+        parts |= {name: split_heads(weight, count), f"{name}_bias": split_heads(bias, count)}
     return parts
 
 
-def _per_head(weight: Tensor, heads: int) -> Tensor:
-    """Reshape (heads·k, …) to (heads, k, …)."""
+def split_heads(weight: Tensor | None, heads: int) -> Tensor | None:
+    """Reshape (heads·k, …) to (heads, k, …); None stays None."""
+    if weight is None:
+        return None
     return weight.detach().reshape(heads, -1, *weight.shape[1:]).contiguous()
 
 
-def _output(child: nn.Module) -> dict[str, Tensor | None]:
+def output_of(child: nn.Module) -> dict[str, Tensor | None]:
+    """Return weight and bias of an output projection, as an Attention takes them."""
     weight, bias = _matrix(child)
     return {"output": weight.contiguous(), "output_bias": bias}
 
 
 def _tables(fn: Captured, heads: int) -> Iterator[dict]:
     """Yield what can hide keys or be added to scores, from the arguments, first none and causal."""
-    given = {name: x for name, x in fn.call.arguments().items() if isinstance(x, Tensor)}
+    given = {name: x for name, x in fn.call.inputs.items() if isinstance(x, Tensor)}
     given = {name: x for name, x in given.items() if name not in fn.varied and x.ndim > 1}
     found = [
         list(_readings(table, fn, heads))
@@ -330,7 +332,7 @@ def _turned(parts: dict, fn: Captured) -> Iterator[tuple[dict, float, Tensor | N
     rotated have frequency zero. A factor of cos and sin goes into the scale. The order comes last,
     unless it is that of the module.
     """
-    pairs = fn.call.arguments().get("position_embeddings")
+    pairs = fn.call.inputs.get("position_embeddings")
     if not isinstance(pairs, tuple | list) or len(pairs) != 2:
         yield parts, 1.0, None
         return
@@ -353,16 +355,10 @@ def _turned(parts: dict, fn: Captured) -> Iterator[tuple[dict, float, Tensor | N
         order = torch.cat([first, rest[0], second, rest[1]])
         if len(order) != k or len(first) != len(second):
             continue
-        reordered = {
-            name: x if x is None or name.split("_")[0] not in ("query", "key") else x[:, order]
-            for name, x in parts.items()
-        }
-        rotary = torch.cat([omega, omega.new_zeros(len(rest[0]))]).to(parts["query"])
-        yield (
-            reordered | {"rotary": rotary},
-            factor,
-            None if bool((order == whole).all()) else order,
-        )
+        names = [n for n in ("query", "query_bias", "key", "key_bias") if parts[n] is not None]
+        turned = parts | {name: parts[name][:, order] for name in names}
+        turned["rotary"] = torch.cat([omega, omega.new_zeros(len(rest[0]))]).to(parts["query"])
+        yield turned, factor, None if torch.equal(order, whole) else order
 
 
 def _is_causal(module: nn.Module) -> bool:
@@ -440,9 +436,9 @@ def _layer_type(module: nn.Module) -> str | None:
     kinds = getattr(getattr(module, "config", None), "layer_types", None)
     place = getattr(module, "layer_idx", None)
     found = getattr(module, "layer_type", None)
-    if isinstance(found, str) or kinds is None or not isinstance(place, int):
-        return found if isinstance(found, str) else None
-    return kinds[place]
+    if isinstance(found, str):
+        return found
+    return kinds[place] if kinds is not None and isinstance(place, int) else None
 
 
 def _home(module: nn.Module) -> dict:

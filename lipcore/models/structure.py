@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from torch import nn
 
@@ -31,7 +30,7 @@ def attention_modules(model: nn.Module) -> list[str]:
     ['layers.0.self_attn', 'layers.1.self_attn']
     """
     modules = dict(model.named_modules())
-    found = [name for name, module in modules.items() if _has_projections(module)]
+    found = [name for name, module in modules.items() if is_attention(module)]
     named = [name for name, module in modules.items() if "attention" in _kind(module).lower()]
     alone = [a for a in named if not any(_is_inside(b, a) for b in found + named)]
     wanted = set(found) | {a for a in alone if any(True for _ in modules[a].parameters())}
@@ -78,14 +77,21 @@ def remarks(module: nn.Module) -> str:
     said = []
     if norms:
         said.append(f"includes {', '.join(norms)} and what is added before it")
-    elif _has_projections(module) and not projections(module)["output"]:
+    elif is_attention(module) and not projections(module)["output"]:
         said.append("without output projection")
     return "; ".join(said)
 
 
 def is_attention(module: nn.Module) -> bool:
     """Return whether a module has the projections of attention among its children."""
-    return _has_projections(module)
+    if isinstance(module, nn.MultiheadAttention):
+        return True
+    names = [name for name, child in module.named_children() if _is_projection(child)]
+    has_query = any(_QUERY.fullmatch(name) for name in names)
+    has_key = any(_KEY.fullmatch(name) for name in names)
+    has_fused = any(_FUSED.fullmatch(name) for name in names)
+    is_called = "atten" in _kind(module).lower()
+    return (has_query and (has_key or has_fused)) or (has_fused and is_called)
 
 
 def projections(module: nn.Module) -> dict[str, list[nn.Module]]:
@@ -126,17 +132,6 @@ def _kind(module: nn.Module) -> str:
     return type(module).__name__
 
 
-def _has_projections(module: nn.Module) -> bool:
-    if isinstance(module, nn.MultiheadAttention):
-        return True
-    names = [name for name, child in module.named_children() if _is_projection(child)]
-    has_query = any(_QUERY.fullmatch(name) for name in names)
-    has_key = any(_KEY.fullmatch(name) for name in names)
-    has_fused = any(_FUSED.fullmatch(name) for name in names)
-    is_called = "atten" in _kind(module).lower()
-    return (has_query and (has_key or has_fused)) or (has_fused and is_called)
-
-
 def _is_projection(child: nn.Module) -> bool:
     return any(p.ndim >= 2 for p in child.parameters())
 
@@ -148,15 +143,9 @@ def _is_inside(inner: str, outer: str) -> bool:
 def _is_whole(name: str, block: nn.Module, attention: list[str]) -> bool:
     """Return whether a list entry holds attention, and matrices elsewhere, as a block does."""
     own = [inner for inner in attention if _is_inside(inner, name)]
-    return bool(own) and any(_matrices_beside(name, block, own))
-
-
-def _matrices_beside(name: str, block: nn.Module, attention: list[str]) -> Iterator[bool]:
-    """Yield True for each matrix of a block outside of its attention and what is around that."""
-    around = {_part(inner.removeprefix(f"{name}.")) for inner in attention}
-    for parameter_name, parameter in block.named_parameters():
-        if parameter.ndim >= 2 and _part(parameter_name) not in around:
-            yield True
+    around = {_part(inner.removeprefix(f"{name}.")) for inner in own}
+    matrices = [part for part, parameter in block.named_parameters() if parameter.ndim >= 2]
+    return bool(own) and any(_part(part) not in around for part in matrices)
 
 
 def _part(name: str) -> str:

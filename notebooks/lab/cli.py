@@ -1,4 +1,4 @@
-"""The command ``python -m lab sweep``, which ``lab.__main__`` adds to the others.
+"""The command ``python -m lab.sweep``.
 
 What needs PyTorch is imported where it is used, so that the help comes at once.
 """
@@ -9,10 +9,12 @@ import argparse
 import contextlib
 import hashlib
 import multiprocessing
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from lab import models
+from lab.commands import Parser, run
 
 _DESCRIPTION = (
     "Measure every layer at every length, or what a plan asks for. Each cell is saved when it is "
@@ -34,13 +36,10 @@ _GRID = {
 }
 
 
-def add_sweep(commands) -> None:
-    """Add the command to what ``ArgumentParser.add_subparsers`` returned."""
-    parser = commands.add_parser(
-        "sweep",
-        help="measure many layers and lengths, resumably",
-        description=_DESCRIPTION,
-        argument_default=argparse.SUPPRESS,
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line, and return its exit code."""
+    parser = Parser(
+        prog="python -m lab.sweep", description=_DESCRIPTION, argument_default=argparse.SUPPRESS
     )
     add = parser.add_argument
     what = parser.add_mutually_exclusive_group(required=True)
@@ -51,7 +50,7 @@ def add_sweep(commands) -> None:
     add("--model", dest="models", nargs="+", help="models, by name or folder (default: minilm)")
     add("--layer", dest="layers", nargs="+", type=int, help="layers, from 0 (default: all)")
     add("--head", dest="heads", nargs="+", type=number_or_all, help="heads, from 0, or 'all'")
-    add("--text", dest="texts", nargs="+", help="texts, as for 'measure' (default: pydoc)")
+    add("--text", dest="texts", nargs="+", help="pydoc (default), licences, code, bible, or a file")
     add("--control", dest="controls", nargs="+", help="shuffled, uniform, repeated, permuted")
     add("--count", type=int, help="sequences in a cell (default: 10)")
     add("--tol", type=float, help="relative tolerance of σ (default: 1e-4)")
@@ -62,6 +61,7 @@ def add_sweep(commands) -> None:
     add("--workers", type=int, default=1, help="processes (default: 1)")
     add("--quiet", action="store_true", default=False, help="no progress bar")
     parser.set_defaults(run=_sweep)
+    return run(parser, argv)
 
 
 def number_or_all(text: str) -> int | str:
@@ -141,7 +141,7 @@ def _export(table, arguments: argparse.Namespace) -> None:
     export(
         table,
         arguments.export,
-        command=f"python -m lab sweep {what} --folder {arguments.folder} --export {arguments.export}",
+        command=f"python -m lab.sweep {what} --folder {arguments.folder} --export {arguments.export}",
         versions=versions(),
         weights={name: hashes[name] for name in table["model"].unique() if name in hashes},
         texts={

@@ -5,6 +5,7 @@ r"""σ through the depth of a model: of each block, of all blocks up to it, and 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import sys
@@ -19,12 +20,13 @@ from lab.data import stored_file
 from lab.models import load
 from lab.models.signals import patches, photographs
 from lab.models.texts import load_text, sequences
-from lipcore.jacobian import AutogradJacobian
+from lipcore.autodiff import AutogradJacobian
+from lipcore.lipschitz import local_lipschitz
 from lipcore.models.capture import Captured, captured, module_of, record, whole
 from lipcore.models.measure import versions
 from lipcore.models.structure import blocks
-from lipcore.operators import LinearOperator
-from lipcore.spectral import local_lipschitz, spectral_norm
+from lipcore.operators import FunctionOperator, LinearOperator
+from lipcore.spectral import spectral_norm
 
 
 class Model(NamedTuple):
@@ -59,56 +61,26 @@ SIDE = 4
 TOLERANCE = 1e-3
 
 
-class Product(LinearOperator):
-    """The product of operators, of which the first is applied first.
+def product(factors: Sequence[LinearOperator]) -> LinearOperator:
+    """Return the product of operators, of which the first is applied first.
 
-    Examples
-    --------
     >>> from lipcore.operators import MatrixOperator
     >>> J = MatrixOperator(torch.tensor([[0.0, 2.0], [1.0, 0.0]]))
-    >>> Product([J, J, J]).dense().tolist()
+    >>> product([J, J, J]).dense().tolist()
     [[0.0, 4.0], [2.0, 0.0]]
     """
-
-    def __init__(self, factors: Sequence[LinearOperator]) -> None:
-        first = factors[0]
-        self._describe(first, first.batch_shape, first.input_shape, factors[-1].output_shape)
-        self.factors = list(factors)
-
-    def matvec(self, H: Tensor) -> Tensor:
-        """Apply each factor in turn."""
-        for J in self.factors:
-            H = J.matvec(H)
-        return H
-
-    def rmatvec(self, G: Tensor) -> Tensor:
-        """Apply each transposed factor, from the last to the first."""
-        for J in reversed(self.factors):
-            G = J.rmatvec(G)
-        return G
+    return functools.reduce(lambda done, J: J @ done, factors)
 
 
-class Branch(LinearOperator):
-    """The operator J − I, the derivative of what a residual block adds to its input.
+def less_identity(J: LinearOperator) -> LinearOperator:
+    """Return J − I, the derivative of what a residual block adds to its input.
 
-    Examples
-    --------
     >>> from lipcore.operators import MatrixOperator
-    >>> Branch(MatrixOperator(torch.tensor([[3.0]]))).dense().tolist()
+    >>> less_identity(MatrixOperator(torch.tensor([[3.0]]))).dense().tolist()
     [[2.0]]
     """
-
-    def __init__(self, J: LinearOperator) -> None:
-        self._describe(J, J.batch_shape, J.input_shape, J.output_shape)
-        self.operator = J
-
-    def matvec(self, H: Tensor) -> Tensor:
-        """Return J[H] − H."""
-        return self.operator.matvec(H) - H
-
-    def rmatvec(self, G: Tensor) -> Tensor:
-        """Return Jᵀ[G] − G."""
-        return self.operator.rmatvec(G) - G
+    shapes = J.batch_shape, J.input_shape, J.output_shape
+    return FunctionOperator(lambda H: J.matvec(H) - H, lambda G: J.rmatvec(G) - G, J, *shapes)
 
 
 def chain(model: nn.Module, *after: str, **inputs) -> list[Captured]:
@@ -153,7 +125,7 @@ def places(count: int) -> list[int]:
 
 def norms_up_to(factors: Sequence[LinearOperator], tol: float = TOLERANCE) -> Tensor:
     """Return σ of the first k factors together, for k in :func:`places`, of one sequence."""
-    stacks = [Product(factors[:k]) for k in places(len(factors))]
+    stacks = [product(factors[:k]) for k in places(len(factors))]
     return torch.cat([spectral_norm(stack, tol=tol).value for stack in stacks])
 
 
@@ -189,12 +161,12 @@ def through(
     factors = jacobians(maps)
     own = [spectral_norm(J, tol=tol**2) for J in factors]
     up_to = norms_up_to(factors, tol)
-    worst = spectral_norm(Product(factors), tol=tol**2).right
+    worst = spectral_norm(product(factors), tol=tol**2).right
     moves = along(factors, worst)
     cosines = [r.right.mul(H / H.norm()).sum().abs() for r, H in zip(own, moves[:-1], strict=True)]
     lists = {
         "sigma": [r.value for r in own],
-        "branch": [spectral_norm(Branch(J), tol=tol).value for J in factors],
+        "branch": [spectral_norm(less_identity(J), tol=tol).value for J in factors],
         "up_to": list(up_to),
         "gain": [after.norm() / before.norm() for before, after in itertools.pairwise(moves)],
         "cosine": cosines,
@@ -225,7 +197,7 @@ def product_and_whole(model: nn.Module, *after: str, tol: float = TOLERANCE, **i
     """
     factors = jacobians(chain(model, *after, **inputs))
     own = torch.cat([spectral_norm(J, tol=tol).value for J in factors])
-    whole = spectral_norm(Product(factors), tol=tol).value
+    whole = spectral_norm(product(factors), tol=tol).value
     return {"product": own.prod().item(), "model": whole.item()}
 
 

@@ -30,11 +30,11 @@ from lab.models.signals import (
 from lab.why_it_grows import SHARES, column_means, term_shares
 from lipcore.attention import Attention
 from lipcore.bounds import nonnegative_norm_upper
+from lipcore.lipschitz import local_lipschitz
 from lipcore.models.capture import captured, module_of, record
 from lipcore.models.measure import versions
 from lipcore.models.modules import read
 from lipcore.models.structure import attention_modules
-from lipcore.spectral import local_lipschitz
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -185,7 +185,7 @@ def attentions(model: LoadedModel, **inputs) -> list[Attention]:
 def entering(model: LoadedModel, **inputs) -> list[Tensor]:
     """Return what enters each attention layer of a model, tensors (count, n, d)."""
     calls = record(model, attention_modules(module_of(model)), **inputs)
-    return [next(iter(call.tensors().values())) for call in calls]
+    return [next(iter(call.tensors.values())) for call in calls]
 
 
 def predictors(layer: Attention, X: Tensor) -> dict[str, Tensor]:

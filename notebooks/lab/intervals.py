@@ -11,9 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lipcore._heads import mask_scores_
 from lipcore.attention import Attention
 from lipcore.bounds.layer import join_heads, output_roots
-from lipcore.masks import mask_scores_
 
 
 def interval_change(attention: Attention, X: Tensor, radius: float) -> Tensor:
@@ -120,5 +120,10 @@ def _joined(attention: Attention, deviation: Tensor) -> Tensor:
 
 
 def _check(attention: Attention) -> None:
-    if attention.rotary is not None or attention.beyond or attention.sinks is not None:
+    if (
+        attention.rotary is not None
+        or attention.not_bilinear
+        or attention.gate is not None
+        or attention.sinks is not None
+    ):
         raise ValueError("attention: expected plain scores, got rotary, sinks, a softcap or norms")

@@ -8,7 +8,15 @@ from collections.abc import Sequence
 from scipy.special import lambertw
 
 from lipcore._checks import check_count
-from lipcore.bounds._logarithms import exp, finish, log_, log_add, log_norm, log_sum, log_times
+from lipcore.bounds._logarithms import (
+    exp,
+    exp_unless_log,
+    log_,
+    log_add,
+    log_norm,
+    log_sum,
+    log_times,
+)
 
 
 def l2_attention_upper(
@@ -67,7 +75,7 @@ def l2_attention_upper(
     columns = k * math.log(3 + math.sqrt(2 * math.pi * k))  # log c_k
     this_dimension = columns / 2 + math.log(math.sqrt(math.e) + 2 * math.sqrt(2 * c))
     total = log_add(min(any_dimension, this_dimension), log_(2 * c))
-    return finish(log_times(total, heads), log)
+    return exp_unless_log(log_times(total, heads), log)
 
 
 def distance_spread(n: int) -> float:

@@ -56,7 +56,7 @@ def measure_layer(
 
         * ``sequence``: its number, from 0;
         * ``sigma``, ``lower``, ``upper``, ``probability``, ``residual``, ``iterations``,
-          ``converged``: see :class:`~lipcore.results.SpectralNorm`;
+          ``converged``: see :class:`~lipcore.spectral.SpectralNorm`;
         * ``released``: :math:`\|D_Xf^\top f(X)\|^{1/2}`, what the paper's released scripts compute
           in place of σ;
         * ``radius_rms``, ``radius_max``: root mean square and maximum of the norms of the tokens;

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from lab.rounding import largest_error, rounded
+from lipcore._heads import mask_scores_
 from lipcore.attention import Attention
 from lipcore.bounds.layer import check_covered
-from lipcore.masks import mask_scores_
 
 #: What can be rounded, in the order of the computation in a layer.
 SOURCES = ("tokens", "parameters", "queries", "keys", "scores", "weights", "values")

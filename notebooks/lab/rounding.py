@@ -6,17 +6,16 @@ In a format with machine epsilon ε, numbers between :math:`2^e` and :math:`2^{e
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import torch
 from torch import Tensor
 
 from lipcore._checks import check_scores
+from lipcore._heads import mask_scores_
 from lipcore.attention import Attention
-from lipcore.bounds._matrices import norms, spread_and_reach
-from lipcore.bounds.layer import check_covered, join_heads, output_roots, rounded_up
-from lipcore.masks import mask_scores_
+from lipcore.bounds._matrices import norms, std_and_radius
+from lipcore.bounds.layer import join_heads, output_roots, rounded_up, sequences_of
 
 #: What :func:`rounding_upper` can round.
 ROUNDED = ("scores", "weights", "values")
@@ -114,15 +113,8 @@ def rounding_upper(
     unknown = [source for source in sources if source not in ROUNDED]
     if unknown:
         raise ValueError(f"sources: expected some of {', '.join(ROUNDED)}, got {unknown[0]!r}")
-    check_covered(attention)
-    attention.check_input(X)
-    wide = attention.to(torch.float64)
-    batch = X.shape[:-2]
-    found = [
-        _at(wide.members(batch, place), X[place].double(), dtype, sources)
-        for place in itertools.product(*map(range, batch))
-    ]
-    return rounded_up(torch.stack(found).reshape(batch), X.dtype)
+    sequences = sequences_of(attention, X)
+    return rounded_up([_at(layer, tokens, dtype, sources) for layer, tokens in sequences], X)
 
 
 def _at(attention: Attention, X: Tensor, dtype: torch.dtype, sources: tuple[str, ...]) -> Tensor:
@@ -144,7 +136,7 @@ def _at(attention: Attention, X: Tensor, dtype: torch.dtype, sources: tuple[str,
 
     def rows(values: Tensor, value_errors: Tensor) -> Tensor:
         """Return the root of the sum of squares of b_i: (heads,)."""
-        spread, reach = spread_and_reach(log_p, values)
+        spread, reach = std_and_radius(log_p, values)
         moved = torch.tanh(oscillation / 4)  # largest change of the probability of a set of keys
         shift = torch.sinh((oscillation / 2).clamp(max=700.0)) * spread
         shift = torch.minimum(shift, reach * (2 * moved).clamp(max=1))

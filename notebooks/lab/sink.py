@@ -14,7 +14,7 @@ import torch
 
 from lab import models
 from lab.models.texts import load_text
-from lipcore.spectral import local_lipschitz
+from lipcore.lipschitz import local_lipschitz
 
 #: The head of SmolLM2 that is shown.
 LAYER = 18

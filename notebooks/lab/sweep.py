@@ -489,3 +489,11 @@ def _whole(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    import sys
+
+    from lab.cli import main
+
+    sys.exit(main())

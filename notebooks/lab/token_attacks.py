@@ -17,7 +17,7 @@ from tqdm import tqdm
 from lab.models.language_model import LanguageModel
 from lipcore._checks import check_count
 from lipcore.attention import Attention
-from lipcore.spectral import local_lipschitz
+from lipcore.lipschitz import local_lipschitz
 
 #: The relative tolerance of an evaluation.
 TOLERANCE = 1e-3

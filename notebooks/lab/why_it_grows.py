@@ -11,9 +11,8 @@ from torch import Tensor
 from lab.models.language_model import LanguageModel
 from lab.models.texts import sequences
 from lipcore.attention import Attention
-from lipcore.attribution import head_and_term_shares
-from lipcore.results import SpectralNorm
-from lipcore.spectral import local_lipschitz
+from lipcore.lipschitz import head_and_term_shares, local_lipschitz
+from lipcore.spectral import SpectralNorm
 
 #: The tolerance of σ where shares of tokens or terms are read off its singular vectors, whose error
 #: is about the square root of the relative error of σ, and larger where a second value is close.

@@ -15,11 +15,11 @@ def shown(text: str) -> list[tuple[str, str]]:
     found = []
     for row in re.split(r"^\* - ", text, flags=re.M):
         cell = row.split("\n  - ")[0]
-        function = re.search(r"`~lipcore\.bounds\.(\w+)`", cell)
-        if function and "`glance-" in row:
+        factor = re.search(r"`glance-(\w+)`", row)  # without n a function stands for two
+        if factor and "lipcore.bounds." in cell:
             for formula in re.findall(r"\$(.+?)\$", cell):
                 letter, equal, meant = formula.partition("=")
-                found.append((letter, meant) if equal else (function[1], formula))
+                found.append((letter, meant) if equal else (factor[1], formula))
     # a letter alone or the norm of V is no formula
     return [(name, tex) for name, tex in found if tex not in ("A", "S", r"\lVert V\rVert_2")]
 

@@ -408,13 +408,6 @@ BAD_INPUT = {
         ValueError,
         "^gate_bias: ",
     ),
-    "three terms of a gate": (
-        lambda: AttentionJacobian(
-            Attention.from_matrices(EYE, EYE, gate=torch.ones(1, 1, 2)), torch.ones(2, 2)
-        ),
-        ValueError,
-        r"^attention: .*\.jacobian",
-    ),
     "keys of other tokens than queries": (
         lambda: Attention(FOUR["query"], torch.ones(2, 2, 5), torch.ones(2, 3, 5))(
             torch.ones(3, 4)

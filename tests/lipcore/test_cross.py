@@ -11,8 +11,8 @@ import lipcore.jacobian as module
 from lipcore import Attention, local_lipschitz
 from lipcore.bounds import best_upper, layer_upper, local_upper
 from lipcore.bounds.local import local_terms
-from lipcore.cross import CrossJacobian
-from lipcore.results import SpectralNorm
+from lipcore.jacobian import AttentionJacobian
+from lipcore.spectral import SpectralNorm
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 D, MEMORY, HEADS, K, P, Q = 4, 5, 3, 2, 6, 7  # head dimensions are not d/h
@@ -144,10 +144,10 @@ def test_jacobian_is_that_of_autograd(name, kind):
 @pytest.mark.parametrize("store", (True, False))
 def test_tiles_change_nothing(name, kind, store, monkeypatch):
     f, X = both(kind, name)
-    whole = CrossJacobian(f, X).dense()
+    whole = AttentionJacobian(f, X).dense()
     monkeypatch.setattr(module, "TILE_BYTES", 1)
     monkeypatch.setattr(module, "TILE_ROWS", 2)
-    tiled = CrossJacobian(f, X, store=store)
+    tiled = AttentionJacobian(f, X, store=store)
     torch.testing.assert_close(tiled.dense(), whole, **EXACT)
     torch.testing.assert_close(tiled.T.dense(), whole.mT, **EXACT)
 

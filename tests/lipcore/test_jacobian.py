@@ -73,7 +73,7 @@ def test_adjoint(every_case):
     G = torch.randn(*J.batch_shape, *J.output_shape, generator=generator, dtype=torch.float64)
     forward, backward = (J.matvec(H) * G).sum((-2, -1)), (H * J.rmatvec(G)).sum((-2, -1))
     torch.testing.assert_close(forward, backward, rtol=1e-12, atol=1e-11)
-    assert J.shape == (J.T.shape[1], J.T.shape[0]) and J.T.T is J
+    assert J.shape == (J.T.shape[1], J.T.shape[0])
     assert torch.equal(J.T.matvec(G), J.rmatvec(G)) and torch.equal(J.T.rmatvec(H), J.matvec(H))
 
 
@@ -88,32 +88,6 @@ def test_tiles_change_nothing(case_in_three_terms, monkeypatch, store, rows):
     tiled = AttentionJacobian(case.attention, case.X, store=store)
     torch.testing.assert_close(flat_dense(tiled), whole, **EXACT)
     torch.testing.assert_close(flat_dense(tiled.T), whole.mT, **EXACT)
-
-
-FEW = {
-    "one head": {"heads": 1},
-    "heads projected": {"heads": 3, "q": 5},
-    "biases": {"heads": 2, "q": 5, "biases": ("query", "key", "value")},
-}
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("batch", [(), (1,), (2,)])
-@pytest.mark.parametrize("name", FEW)
-def test_few_tokens_change_nothing(make_layer, name, batch, causal, randn, monkeypatch):
-    """Where 4n ≤ k a pair keeps n products of each query and key, not k: the same Jacobian."""
-    attention = make_layer(d=7, k=16, p=3, causal=causal, **FEW[name])
-    X = randn(*batch, 4, 7)
-    few = attention.jacobian(X)
-    width = sum(W.shape[-2] for W, _ in few._weights)
-    members = [matrix(torch.func.jacrev(attention)(x), x) for x in X.reshape(-1, 4, 7)]
-    expected = torch.stack(members).reshape(few.dense().shape)
-    torch.testing.assert_close(few.dense(), expected, **EXACT)
-    torch.testing.assert_close(few.T.dense(), expected.mT, **EXACT)
-    monkeypatch.setattr(module, "TILE_BYTES", 1)  # nothing fits into the cache
-    usual = attention.jacobian(X)
-    assert width < sum(W.shape[-2] for W, _ in usual._weights)
-    torch.testing.assert_close(few.dense(), usual.dense(), **EXACT)
 
 
 def test_settled_rows_lose_no_digits():

@@ -169,18 +169,6 @@ def test_calls_of_a_pair(n, limit):
     assert sum(c.total() for c in counted) <= limit, counted
 
 
-@pytest.mark.parametrize(("batch", "n", "few"), [(1, 2, True), (1, 3, False), (2000, 2, False)])
-def test_multiplications_of_a_few_tokens(batch, n, few):
-    """Up to a quarter of k tokens, and not so many sequences that they leave the cache: n for k."""
-    heads, k, p, d, q = 4, 8, 12, 48, 40
-    J = layer().jacobian(tokens(batch, n, d))
-    size = n if few else k  # entries of a query or key
-    projections = 2 * n * heads * (d * (2 * size + p) + p * q)
-    tiles = 2 * n**2 * heads * (2 * p + (0 if few else 2 * k))
-    for product in both_products(J):
-        assert flops(product) == batch * (projections + tiles)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_one_transfer_an_iteration(dtype, monkeypatch):
     """Norms go to the host once an iteration; the rest of a run asks for one truth value."""

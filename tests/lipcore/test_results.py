@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from lipcore import Attention, local_lipschitz, spectral_norm
-from lipcore.attribution import moves_by_term
-from lipcore.results import SHOWN
+from lipcore.lipschitz import moves_by_term
+from lipcore.spectral import SHOWN
 
 LINE = r"^\[\d+\]  σ = [\d.]+  in \[[\d.]+, [\d.]+\] with probability 0.999; \d+ products .*, converged$"
 
@@ -80,6 +80,28 @@ def test_json(randn, shape):
     }
 
 
+@pytest.mark.parametrize("options", [{}, {"norm": "token"}, {"differentiable": True}])
+def test_what_was_not_checked_says_so(randn, options):
+    """In print, in a notebook, in JSON, and of each member; what is checked says nothing."""
+
+    def fn(X):
+        return X.sin() + X.detach()  # autodiff does not see the whole: refused if it is checked
+
+    X = randn(2, 4, 3)
+    with pytest.raises(ValueError, match=r"^fn: "):
+        local_lipschitz(fn, X, **options)
+    found = local_lipschitz(fn, X, check=False, **options)
+    said = "of autodiff's Jacobian, unchecked"
+    assert str(found).splitlines()[-1] == said and said in found._repr_html_()
+    assert found.to_dict()["remark"] == said
+    assert str(found[0]).endswith(said) and not found[0].checked
+    for checked in (
+        local_lipschitz(torch.sin, X, **options),
+        local_lipschitz(Attention.from_matrices(randn(3, 3), randn(3, 3)), X, check=False),
+    ):
+        assert checked.checked and "unchecked" not in str(checked) + str(checked.to_dict())
+
+
 # --- attribution ----------------------------------------------------------------------------------------------
 
 
@@ -147,7 +169,7 @@ def test_shares_are_the_same_in_pieces(make_case, monkeypatch):
     case = make_case("biases, causal")
     found = local_lipschitz(case.attention, case.X, tol=1e-10)
     whole = found.by_head()
-    monkeypatch.setattr("lipcore.attribution.ROWS", 2)
+    monkeypatch.setattr("lipcore.lipschitz.ROWS", 2)
     torch.testing.assert_close(found.by_head(), whole)
 
 
@@ -157,4 +179,4 @@ def test_what_has_no_heads_or_tokens_says_so(randn):
         with pytest.raises(ValueError, match=f"^{name}: "):
             getattr(found, name)()
     with pytest.raises(ValueError, match=r"^by_token: "):
-        spectral_norm(randn(4, 4)).by_token()
+        local_lipschitz(lambda X: X.sum(-2), randn(4, 3)).by_token()

@@ -10,7 +10,7 @@ from scipy.stats import binom
 
 from lipcore import Attention, AutogradJacobian, local_lipschitz, spectral_norm
 from lipcore.bounds import local_upper
-from lipcore.bounds.masked import CausalAverage
+from lipcore.bounds.causal import causal_average
 from lipcore.operators import LinearOperator, MatrixOperator
 
 METHODS = ["lanczos", "power"]
@@ -601,7 +601,7 @@ def test_tensors_without_entries_are_refused(matrix, message):
 
 def test_operators_in_half_precision_are_refused():
     with pytest.raises(TypeError, match=r"^operator: "):
-        spectral_norm(CausalAverage(4, dtype=torch.float16))
+        spectral_norm(causal_average(4, dtype=torch.float16))
 
 
 def test_a_whole_float_is_a_count():

@@ -16,7 +16,7 @@ from torch import Tensor
 from lab import l2, rivals
 from lipcore import Attention, bounds
 from lipcore.adversarial import eigenvector_inputs
-from lipcore.bounds import Normalisation, _columns, masked, normalise
+from lipcore.bounds import Normalisation, ball, causal, normalise, normalised
 
 F64 = torch.float64
 EYE = torch.eye(2, dtype=F64)
@@ -33,6 +33,7 @@ class Witness:
     name: str
     call: Callable[[], Tensor | float]
     value: float | Tensor
+    family: str | None = None
 
     def red(self, found: Tensor) -> bool:
         if self.kind in ("exact", "letter"):
@@ -65,13 +66,14 @@ def norm2(M: Tensor) -> float:
 
 def called(name: str, place=None) -> Callable:
     """The function as it is now, which a test may have changed."""
-    places = [place] if place else [bounds, rivals, l2]
+    places = [place] if place else [bounds, causal, normalised, rivals, l2]
     return next(getattr(place, name) for place in places if hasattr(place, name))
 
 
 def of(kind: str, name: str, value: float | Tensor, **sizes) -> Witness:
     """Of a bound that returns its logarithm; ``value`` is the logarithm of the other side."""
-    return Witness(kind, name, lambda: called(name)(log=True, **sizes), value)
+    family = sizes.get("family")
+    return Witness(kind, name, lambda: called(name)(log=True, **sizes), value, family)
 
 
 def plain(kind: str, name: str, value: float | Tensor, *args, place=None, **sizes) -> Witness:
@@ -111,9 +113,9 @@ def on_the_line(truth) -> list[Witness]:
             own = {"radius": 1.0, "A": a * ONE, "V": ONE, "n": n}
             every.append(of("upper", "best_upper", reached, **own))
             if n is None:
-                for name in ("mean_field_upper", "mean_field_upper_sharp"):
+                for name in ("unified_upper", "unified_upper_sharp"):
                     every.append(of("upper", name, reached, **sizes))
-                every.append(of("upper", "mean_field_upper_rate", reached, **head))
+                every.append(of("upper", "unified_upper_rate", reached, **head))
                 continue
             for name in ("unified_upper", "unified_upper_sharp", "torn_upper"):
                 every.append(of("upper", name, reached, n=n, **sizes))
@@ -129,9 +131,9 @@ def far_out() -> list[Witness]:
         sizes = {"radius": 1.0, "norm_a": a, "norm_v": 1.0}
         head = {"radius": 1.0, "A": -a * ONE, "norm_v": 1.0}
         own = {"radius": 1.0, "A": -a * ONE, "V": ONE}
-        every += [of("upper", "mean_field_upper", reached, **sizes)]
-        every += [of("upper", "mean_field_upper_sharp", reached, **sizes)]
-        every += [of("upper", "mean_field_upper_rate", reached, **head)]
+        every += [of("upper", "unified_upper", reached, **sizes)]
+        every += [of("upper", "unified_upper_sharp", reached, **sizes)]
+        every += [of("upper", "unified_upper_rate", reached, **head)]
         every += [of("upper", "best_upper", reached, **own)]
         if a < 300:
             n = 1 + round(3 * math.exp(2 * a))
@@ -179,7 +181,7 @@ def column_sums() -> list[Witness]:
                 own = 1 / (1 + (n - 1) * math.exp(back))
                 sizes = (n, math.log(square), size * square)
                 value = math.log((n - 1) * p + own)
-                every.append(plain("upper", "log_column_sum", value, *sizes, place=_columns))
+                every.append(plain("upper", "log_column_sum", value, *sizes, place=ball))
     return every
 
 
@@ -240,15 +242,15 @@ def rows() -> list[Witness]:
 # --- causal attention ----------------------------------------------------------------------------
 
 
-def causal() -> list[Witness]:
+def with_a_mask() -> list[Witness]:
     still = {"radius": 1.0, "norm_a": 0.0, "norm_v": 3.0}
     hardy = math.log(3) + math.log(bounds.causal_average_norm(10**300)) - 1e-4
     none = {"A": 0 * ONE, "V": 3 * ONE, "radius": 1.0, "causal": True}
     k = (math.log(2000) + 0.5772156649015329 + 6 * math.log(2)) ** 2
     average = torch.ones(5, 5, dtype=F64).tril() / torch.arange(1, 6, dtype=F64)[:, None]
     found = [
-        Witness("exact", "CausalAverage", lambda: bounds.CausalAverage(5).dense(), average),
-        Witness("exact", "CausalAverage", lambda: bounds.CausalAverage(5).T.dense(), average.mT),
+        Witness("exact", "causal_average", lambda: bounds.causal_average(5).dense(), average),
+        Witness("exact", "causal_average", lambda: bounds.causal_average(5).T.dense(), average.mT),
         of("upper", "masked_upper", hardy, n=10**300, **still),
         of("upper", "masked_upper_moments", hardy, **still),
         of("upper", "masked_upper_rate", hardy, A=0 * ONE, radius=1.0, norm_v=3.0),
@@ -291,10 +293,23 @@ def lower_bounds(truth) -> list[Witness]:
                     found.append(of("lower", "masked_lower", reached, gamma=a, norm_v=1.0, **sizes))
     for n in (2, 7):  # what the last token, at the origin, does to itself
         A, V = 8 * SHEAR / norm2(SHEAR), tensor([1.0, 0.4], [0.0, 0.7])
-        X = bounds.own_inputs(A, n, 2.0, V=V)
+        X = bounds.construction_inputs("own", A, n, 2.0, V=V)
         J = Attention.from_matrices(A, V).jacobian(X).dense()[-2:, -2:]
-        found.append(of("lower", "own_lower", math.log(norm2(J)), A=A, V=V, n=n, radius=2.0))
-    found.append(of("letter", "own_lower", math.log(4), A=EYE, V=EYE, radius=2.0))
+        found.append(
+            of(
+                "lower",
+                "construction_lower",
+                math.log(norm2(J)),
+                family="own",
+                A=A,
+                V=V,
+                n=n,
+                radius=2.0,
+            )
+        )
+    found.append(
+        of("letter", "construction_lower", math.log(4), family="own", A=EYE, V=EYE, radius=2.0)
+    )
     none = {"A": 0 * EYE, "V": SHEAR, "radius": 1.0}
     found.append(of("lower", "best_lower", math.log(norm2(SHEAR)), **none))
     return found + constructions(
@@ -307,7 +322,7 @@ def constructions(truth, A: Tensor, V: Tensor, n: int) -> list[Witness]:
     head = {"A": A, "V": V, "n": n, "radius": 1.0}
     found = []
     for name in ("copies", "torn", "pulled"):
-        X = getattr(bounds, f"{name}_inputs")(A, n, 1.0, V=V)
+        X = bounds.construction_inputs(name, A, n, 1.0, V=V)
         tokens, counts = torch.unique_consecutive(X, dim=0, return_counts=True)
 
         def layer(Y, counts=counts):
@@ -322,7 +337,7 @@ def constructions(truth, A: Tensor, V: Tensor, n: int) -> list[Witness]:
             "pulled": (J[:, 0] @ lead)[:, None],
         }[name]
         value = math.log(norm2(moved)) + math.log(counts[-1] / counts[0]) / 2
-        found.append(of("lower", f"{name}_lower", value, **head))
+        found.append(of("lower", "construction_lower", value, family=name, **head))
     return found
 
 
@@ -361,8 +376,8 @@ def layers() -> list[Witness]:
     hidden = Attention.from_matrices(0 * EYE, 2 * EYE, mask=first)
     found.append(plain("upper", "best_upper", 6.0, attention=hidden, radius=1.0))
     # a window of three keys, or of three to each side: G(1) = 1.28125
-    for causal, reach in ((True, 3), (False, 5)):
-        near = Attention.from_matrices(-ONE, 2 * ONE, causal=causal, window=3)
+    for has_mask, reach in ((True, 3), (False, 5)):
+        near = Attention.from_matrices(-ONE, 2 * ONE, causal=has_mask, window=3)
         value = 2 * (math.sqrt(reach * 1.28125) + 1)
         found.append(plain("letter", "best_upper", value, attention=near, n=40, radius=1.0))
     found += layers_by_the_letter()
@@ -384,7 +399,7 @@ def layers_by_the_letter() -> list[Witness]:
     turned /= math.sqrt(2)
     kappa = math.exp(2 * turned)
     column = n * kappa / (n + kappa - 1)
-    causal = min(n, 1 + kappa * math.log(1 + (n - 1) / kappa))
+    early = min(n, 1 + kappa * math.log(1 + (n - 1) / kappa))
     row = 1 if a <= 0.5 else 0.5 + 0.5 * (a + 1 / (4 * a)) ** 2
     biased = Attention(query, key, value, bias_q, bias_k)
     on_one_line = Attention(2 * ONE[None], ONE[None], ONE[None], tensor([1.8]), scale=1.0)
@@ -411,7 +426,7 @@ def layers_by_the_letter() -> list[Witness]:
         plain(
             "letter",
             "best_upper",
-            v * (min(hardy, (1 + turned) * math.sqrt(causal)) + turned),
+            v * (min(hardy, (1 + turned) * math.sqrt(early)) + turned),
             attention=masked_,
             **sizes,
         ),
@@ -448,16 +463,17 @@ def by_the_letter() -> list[Witness]:
             "general_upper": (v * general(n, a), {"n": n}),
             "unified_upper": (v * (root * math.sqrt(column) + a), {"n": n}),
             "mean_field_upper_paper": (v * (1 + 3 * a) * math.exp(2 * a), {}),
-            "mean_field_upper": (v * (root * math.exp(a) + a), {}),
+            "unified_upper, every n": (v * (root * math.exp(a) + a), {}),
             "masked_upper": (v * (min((1 + a) * math.sqrt(n), hardy) + a), {"n": n}),
             "emadi2026_token_upper": (v * (1 + 2 * a * 0.3), {"theta": 0.3}),
         }
         for name, (value, more) in forms.items():
+            name = name.partition(",")[0]
             found.append(of("letter", name, math.log(value), **sizes, **more))
         S = min(kappa, kappa / (n + kappa - 1) + (n - 1) * kappa / (n - 1 + kappa), n)
         for name, column, more in (
             ("unified_upper_rate", S, {"n": n}),
-            ("mean_field_upper_rate", kappa, {}),
+            ("unified_upper_rate", kappa, {}),
         ):
             value = math.log(v * (root * math.sqrt(column) + a))
             head = {"A": -a / 4 * ONE, "radius": 2.0, "norm_v": v}
@@ -499,7 +515,7 @@ def by_the_letter() -> list[Witness]:
             by_rows = min(by_rows, kappa * F * (1 + math.log(n * G / kappa / F)) + G)
         by_columns = (1 + a * a) * min(n, 1 + kappa * math.log(1 + (n - 1) / kappa))
         value = math.log(min(by_rows, by_columns)) / 2
-        found.append(plain("letter", "log_masked_rows", value, n, math.log(a), place=masked))
+        found.append(plain("letter", "log_masked_rows", value, n, math.log(a), place=causal))
     # causal heads whose gap is far below 2a: cells of the best size, a = 400 on a line
     a = 400.0
     t = torch.linspace(0.1, 4, 40_001, dtype=F64)
@@ -511,7 +527,7 @@ def by_the_letter() -> list[Witness]:
     x = torch.linspace(0, 2, 200_001, dtype=F64)
     M = (x / (2 + 2 * x.cosh())).max().item()
     value = math.log(math.sqrt(2) * (1 + math.sqrt(2) * M + 0.3 / math.sqrt(2)))
-    found.append(plain("letter", "log_seen", value, 2, math.log(0.3), place=bounds.rows))
+    found.append(plain("letter", "log_seen", value, 2, math.log(0.3), place=ball))
     n = 50
     M = ((x + math.log(n - 1)) / (2 + 2 * x.cosh())).max().item()
     for across, A, V in (
@@ -536,7 +552,7 @@ def by_the_letter() -> list[Witness]:
                 n,
                 math.log(x),
                 x,
-                place=_columns,
+                place=ball,
             )
         )
     # more dimensions, g* = 250: cubes in two, Voronoi cells in six
@@ -548,9 +564,9 @@ def by_the_letter() -> list[Witness]:
     c = torch.linspace(-30, 6, 145, dtype=F64).exp()[:, None]
     cells = ((1 + c) * (4 * axes / 1.3) ** 2 + 1 + 1 / c).prod(-1).min().sqrt().log()
     within = (axes.log(), math.log(1.3))
-    found.append(plain("letter", "log_voronoi", cells, *within, place=_columns))
+    found.append(plain("letter", "log_voronoi", cells, *within, place=causal))
     cubes = (1 + 2 * axes * math.sqrt(3) / 1.3).prod().log()
-    return [*found, plain("letter", "log_cubes", cubes, *within, place=_columns)]
+    return [*found, plain("letter", "log_cubes", cubes, *within, place=causal)]
 
 
 def squared_distances(truth) -> list[Witness]:
@@ -683,7 +699,7 @@ def local(truth) -> list[Witness]:
     return found
 
 
-def normalised(truth) -> list[Witness]:
+def behind_a_norm(truth) -> list[Witness]:
     found = []
     X = draw(4, 3)
     G, b = draw(3, seed=3), 0.4 * draw(3, seed=4)
@@ -702,11 +718,11 @@ def normalised(truth) -> list[Witness]:
             return normalise(norm, Z)
 
         def jacobian(norm=norm, layer=layer):
-            return bounds.PreNormJacobian(norm, X, layer, residual=True)
+            return bounds.pre_norm_jacobian(norm, X, layer, residual=True)
 
         J = truth.jacobians(block, X[None])[0]
-        found.append(Witness("exact", "PreNormJacobian", lambda j=jacobian: j().dense(), J))
-        found.append(Witness("exact", "PreNormJacobian", lambda j=jacobian: j().T.dense(), J.mT))
+        found.append(Witness("exact", "pre_norm_jacobian", lambda j=jacobian: j().dense(), J))
+        found.append(Witness("exact", "pre_norm_jacobian", lambda j=jacobian: j().T.dense(), J.mT))
         each = torch.stack([truth.of_map(alone, x[None, None])[0] for x in X])
         found.append(plain("upper", "norm_constants", each * (1 - 1e-5), norm, X))
         found += ellipsoid(norm, A, V, c, layer)
@@ -739,7 +755,7 @@ def ellipsoid(norm: Normalisation, A: Tensor, V: Tensor, c: Tensor, layer) -> li
 
     found = [Witness("upper", "normalised_reach", reach, tensor(alpha, query))]
     leads = y @ x[::50].mT - (y * x).sum(-1, keepdim=True)
-    S = math.exp(_columns.log_column_sum(n, math.log(alpha), leads.max().item()))
+    S = math.exp(ball.log_column_sum(n, math.log(alpha), leads.max().item()))
     own, spread, value = (norm2(M) for M in (Pi @ G @ A, V @ G @ Pi, V))
     keys = math.sqrt(d) * query * math.sqrt(S)
     expected = value * math.sqrt(S) + spread * (d * own + keys)
@@ -753,7 +769,7 @@ def all_witnesses(truth) -> list[Witness]:
         *column_sums(),
         *gaps(),
         *rows(),
-        *causal(),
+        *with_a_mask(),
         *lower_bounds(truth),
         *layers(),
         *by_the_letter(),
@@ -761,5 +777,5 @@ def all_witnesses(truth) -> list[Witness]:
         *softmax(),
         *large_radius(truth),
         *local(truth),
-        *normalised(truth),
+        *behind_a_norm(truth),
     ]

@@ -188,7 +188,7 @@ def test_attention(opened, scene):
     limits = {
         "local": bounds.local_upper(f, X).item(),
         "ball": (bounds.masked_upper if causal else bounds.unified_upper)(n=len(X), **size),
-        "any": bounds.masked_upper(n=10**40, **size) if causal else bounds.mean_field_upper(**size),
+        "any": bounds.masked_upper(n=10**40, **size) if causal else bounds.unified_upper(**size),
         "published": bounds.general_upper(n=len(X), **size),
     }
     assert state["bounds"] == about(limits)
@@ -261,8 +261,8 @@ def test_two_points(opened, p, radius, gamma):
         "constant": pair.constant.item(),
         "transverse": pair.transverse_constant.item(),
         "peak": TwoDirac(masses, radius, gamma).constant.max().item(),
-        "sharp": bounds.mean_field_upper_sharp(**size),
-        "meanField": bounds.mean_field_upper(**size),
+        "sharp": bounds.unified_upper_sharp(**size),
+        "meanField": bounds.unified_upper(**size),
         "published": bounds.mean_field_upper_paper(**size),
     }
     assert {key: state[key] for key in truth} == about(truth)

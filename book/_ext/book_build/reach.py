@@ -16,8 +16,6 @@ from pathlib import Path
 # What an ``__init__`` may define and still do nothing but pass names on.
 PASSED_OVER = {"__all__", "__version__", "__getattr__", "__dir__", "_HOMES"}
 EVERY_MODULE_HAS = {"__doc__", "__file__", "__name__", "__path__"}
-#: An import on a call, by the name that calls it: it is followed from where that name is used as an attribute.
-ON_CALL = {("lipcore.attention", "lipcore.models.modules"): "from_module"}
 COMPUTED = {"import_module", "__import__", "exec", "eval", "runpy"}
 OTHER_PROCESSES = {"subprocess", "get_ipython"}  # on a page: they may run anything of the package
 
@@ -155,20 +153,15 @@ class Package:
     def used_by_module(self, name: str) -> set[str]:
         """Return the modules that a module uses itself; an ``__init__`` that passes names on uses none."""
         module = self.modules[name]
-        return set() if module.passes_on_only else self.used_by(module.uses, name)
+        return set() if module.passes_on_only else self.used_by(module.uses)
 
-    def used_by(self, uses: Uses, place: str = "") -> set[str]:
-        """Return the modules behind what one file imports, the module ``place`` or a page."""
+    def used_by(self, uses: Uses) -> set[str]:
+        """Return the modules behind what one file imports, a module or a page."""
         if uses.computed:
             raise CannotTell
         used: set[str] = set()
         folders: dict[str, str] = {}  # names in this file that stand for folders
-        attributes = {attribute for _, chain in uses.chains for attribute in chain}
-        used |= {target for (_, target), call in ON_CALL.items()
-                 if call in attributes and target in self.modules}  # fmt: skip
         for home, name, local in uses.imports:
-            if (place, home) in ON_CALL:
-                continue
             if name:
                 modules, found = self.follow(home, name)
             else:

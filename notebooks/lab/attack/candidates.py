@@ -20,20 +20,16 @@ from lab.zoo import l2_attention_map
 from lipcore import bounds
 from lipcore.attention import Attention
 
-_UNMASKED = ("tokens", "counts")
 _MEASURES = ("tokens", "counts", "measure")
 _CAUSAL = ("causal",)
 #: Bounds in n, ‖V‖, the radius, and ‖A‖ or A: name → (source, kinds of problem).
 _CLOSED_FORMS = {
     "general_upper": ("paper", ("tokens", "counts", "causal")),
-    "unified_upper": ("book", _UNMASKED),
-    "unified_upper_sharp": ("book", _UNMASKED),
-    "unified_upper_rate": ("book", _UNMASKED),
+    "unified_upper": ("book", _MEASURES),
+    "unified_upper_sharp": ("book", _MEASURES),
+    "unified_upper_rate": ("book", _MEASURES),
     "torn_upper": ("book", ("tokens", "counts", "causal")),
     "mean_field_upper_paper": ("paper", _MEASURES),
-    "mean_field_upper": ("book", _MEASURES),
-    "mean_field_upper_sharp": ("book", _MEASURES),
-    "mean_field_upper_rate": ("book", _MEASURES),
     "masked_upper": ("book", _CAUSAL),
     "masked_upper_rate": ("book", _CAUSAL),
     "masked_upper_moments": ("book", _CAUSAL),

@@ -117,7 +117,11 @@ def _with_worst_case(problem: Problem, inputs: Inputs) -> Inputs:
     if inputs.masses is None:
         worst = [worst_case_inputs(problem.A, problem.n, problem.radius, causal=problem.causal)]
         if _has_balanced_query(problem):
-            worst.append(bounds.torn_inputs(problem.A, problem.n, problem.radius, V=problem.V))
+            worst.append(
+                bounds.construction_inputs(
+                    "torn", problem.A, problem.n, problem.radius, V=problem.V
+                )
+            )
         return inputs.join(Inputs(torch.stack(worst)))
     first, others = score_gap_inputs(problem.A, 2, problem.radius)
     lowest = problem.smallest_log_mass
@@ -200,16 +204,14 @@ def _repeated_tokens(problem: Problem, outcome: Callable[..., Outcome]) -> Itera
         return
     sizes = {"n": problem.n, "radius": problem.radius, "A": problem.A, "V": problem.V}
     largest = problem.norm_v
-    constructions = [("own_lower", bounds.own_inputs), ("copies_lower", bounds.copies_inputs)]
-    if _has_balanced_query(problem):
-        constructions.append(("torn_lower", bounds.torn_inputs))
-        constructions.append(("pulled_lower", bounds.pulled_inputs))
-    for name, inputs in constructions:
-        X = inputs(problem.A, problem.n, problem.radius, V=problem.V)
+    families = ("own", "copies", "torn", "pulled")
+    for family in families if _has_balanced_query(problem) else families[:2]:
+        X = bounds.construction_inputs(family, problem.A, problem.n, problem.radius, V=problem.V)
         tokens, counts = torch.unique(X, dim=0, return_counts=True)
         sigma = truth(problem, Inputs(tokens[None], counts[None].double())).item()
         largest = max(largest, sigma)
-        yield outcome(name, "book", _quotient(getattr(bounds, name)(**sizes), sigma))
+        value = bounds.construction_lower(family, **sizes)
+        yield outcome(f"construction_lower ({family})", "book", _quotient(value, sigma))
     yield outcome("best_lower", "book", _quotient(bounds.best_lower(**sizes), largest))
 
 

@@ -38,7 +38,7 @@ def weighted_setting(seed: int, index: int) -> Iterator[Outcome]:
     outcome = partial(Outcome, source="book", where=where, large_a=a >= 1)
     size = {"radius": problem.radius, "norm_a": a / problem.radius**2, "norm_v": 1.0, "log": True}
     constant, best = _climb(partial(_log_constant, problem), problem, start)
-    for name in ("mean_field_upper", "mean_field_upper_sharp"):
+    for name in ("unified_upper", "unified_upper_sharp"):
         ratio = math.exp(constant - getattr(bounds, name)(**size))
         yield outcome(f"{name} (bias)", ratio=ratio, tries=STARTS * (STEPS + 1))
     A = problem.A

@@ -1,41 +1,24 @@
-"""Read attention layers out of models, each of which has its own places and layouts of weights."""
+"""Where BERT, GPT-2 and Llama keep their attention layers, and what stands in front of them."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lipcore.attention import Attention
 from lipcore.bounds.normalised import Normalisation
-
-
-def split_heads(weight: Tensor, heads: int) -> Tensor:
-    """Reshape rows of a weight (out, in) or bias, (heads·k, …), to (heads, k, …)."""
-    return weight.detach().unflatten(0, (heads, -1)).contiguous()
-
-
-def _bias_of(module: nn.Module) -> Tensor | None:
-    return None if module.bias is None else module.bias.detach()
-
-
-def _from_linear(
-    linear: list[nn.Linear], heads: list[int], output: nn.Linear, **options
-) -> Attention:
-    """Return Attention with the query, key and value of three Linear layers."""
-    weights = []
-    biases = []
-    for layer, count in zip(linear, heads, strict=True):
-        weights.append(split_heads(layer.weight, count))
-        biases.append(None if layer.bias is None else split_heads(layer.bias, count))
-    projection = {"output": output.weight.detach(), "output_bias": _bias_of(output)}
-    return Attention(*weights, *biases, **projection, **options)
+from lipcore.models.modules import output_of, weights_of
 
 
 class _Layers:
-    """What differs between architectures; ``model`` is the library's backbone, without its head."""
+    """Paths of modules, for one layer; ``model`` is the library's backbone, without its head."""
 
     title: str
     model_class: str
+    attention_path: str
+    entry_path: str  # the first projection, whose input is what enters attention
+    exit_path: str  # the output projection, whose output is the attention before the residual
+    norm_path: str
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -51,23 +34,25 @@ class _Layers:
     def causal(self) -> bool:
         return bool(getattr(self.config, "is_causal", True))
 
-    def entry(self, layer: int) -> nn.Module:
-        """Return the first projection of the attention, whose input is what enters attention."""
-        raise NotImplementedError
+    def at(self, path: str, layer: int) -> nn.Module:
+        return self.model.get_submodule(path.format(layer))
 
-    def exit(self, layer: int) -> nn.Module:
-        """Return the output projection, whose output is the attention before the residual."""
-        raise NotImplementedError
+    def entry(self, layer: int) -> nn.Module:
+        return self.at(self.entry_path, layer)
 
     def attention(self, layer: int) -> Attention:
-        raise NotImplementedError
+        module = self.at(self.attention_path, layer)
+        key_heads = getattr(self.config, "num_key_value_heads", self.heads)
+        parts = next(weights_of(module, self.heads, key_heads))  # the order of all three
+        parts |= output_of(self.at(self.exit_path, layer))
+        return Attention(**parts, causal=self.causal, **self.options(module, layer))
+
+    def options(self, module: nn.Module, layer: int) -> dict:
+        return {}
 
     def norm(self, layer: int) -> Normalisation:
-        raise NotImplementedError
-
-
-def _layer_norm(module: nn.LayerNorm) -> Normalisation:
-    return Normalisation("layer", module.weight.detach(), module.bias.detach(), module.eps)
+        module = self.at(self.norm_path, layer)
+        return Normalisation("layer", module.weight.detach(), module.bias.detach(), module.eps)
 
 
 class _Bert(_Layers):
@@ -75,6 +60,10 @@ class _Bert(_Layers):
 
     title = "BERT"
     model_class = "BertModel"
+    attention_path = "encoder.layer.{}.attention.self"
+    entry_path = "encoder.layer.{}.attention.self.query"
+    exit_path = "encoder.layer.{}.attention.output.dense"
+    norm_path = "encoder.layer.{}.output.LayerNorm"
 
     @classmethod
     def covers(cls, config) -> bool:
@@ -84,54 +73,27 @@ class _Bert(_Layers):
     def causal(self) -> bool:
         return bool(self.config.is_decoder)
 
-    def entry(self, layer: int) -> nn.Module:
-        return self.model.encoder.layer[layer].attention.self.query
-
-    def exit(self, layer: int) -> nn.Module:
-        return self.model.encoder.layer[layer].attention.output.dense
-
-    def attention(self, layer: int) -> Attention:
-        module = self.model.encoder.layer[layer].attention.self
-        linear = [module.query, module.key, module.value]
-        return _from_linear(linear, [self.heads] * 3, self.exit(layer), causal=self.causal)
-
     def norm(self, layer: int) -> Normalisation:
-        below = self.model.embeddings if layer == 0 else self.model.encoder.layer[layer - 1].output
-        return _layer_norm(below.LayerNorm)
+        if layer:
+            return super().norm(layer - 1)
+        below = self.model.embeddings.LayerNorm
+        return Normalisation("layer", below.weight.detach(), below.bias.detach(), below.eps)
 
 
 class _GPT2(_Layers):
-    """Pre-norm and causal; Conv1D weights are stored (in, out), so that heads are columns."""
+    """Pre-norm and causal."""
 
     title = "GPT-2"
     model_class = "GPT2Model"
+    attention_path = "h.{}.attn"
+    entry_path = "h.{}.attn.c_attn"
+    exit_path = "h.{}.attn.c_proj"
+    norm_path = "h.{}.ln_1"
 
-    def entry(self, layer: int) -> nn.Module:
-        return self.model.h[layer].attn.c_attn
-
-    def exit(self, layer: int) -> nn.Module:
-        return self.model.h[layer].attn.c_proj
-
-    def attention(self, layer: int) -> Attention:
-        joined = self.entry(layer)
-        weights = [split_heads(part.mT, self.heads) for part in joined.weight.chunk(3, dim=1)]
-        biases = [split_heads(part, self.heads) for part in joined.bias.chunk(3)]
-        output = self.exit(layer)
-        return Attention(
-            *weights,  # query, key, value
-            *biases,
-            output=output.weight.detach().mT.contiguous(),
-            output_bias=_bias_of(output),
-            causal=self.causal,
-            scale=self._scale(layer, k=weights[0].shape[1]),
-        )
-
-    def _scale(self, layer: int, *, k: int) -> float:
-        scale = k**-0.5 if self.config.scale_attn_weights else 1.0
-        return scale / (layer + 1) if self.config.scale_attn_by_inverse_layer_idx else scale
-
-    def norm(self, layer: int) -> Normalisation:
-        return _layer_norm(self.model.h[layer].ln_1)
+    def options(self, module: nn.Module, layer: int) -> dict:
+        scale = module.head_dim**-0.5 if self.config.scale_attn_weights else 1.0
+        by_layer = self.config.scale_attn_by_inverse_layer_idx
+        return {"scale": scale / (layer + 1) if by_layer else scale}
 
 
 class _Llama(_Layers):
@@ -139,6 +101,10 @@ class _Llama(_Layers):
 
     title = "Llama"
     model_class = "LlamaModel"
+    attention_path = "layers.{}.self_attn"
+    entry_path = "layers.{}.self_attn.q_proj"
+    exit_path = "layers.{}.self_attn.o_proj"
+    norm_path = "layers.{}.input_layernorm"
 
     @classmethod
     def covers(cls, config) -> bool:
@@ -147,28 +113,14 @@ class _Llama(_Layers):
         part = rope.get("partial_rotary_factor") or 1.0
         return kind in ("default", "linear", "llama3", "yarn") and part == 1.0
 
-    def entry(self, layer: int) -> nn.Module:
-        return self.model.layers[layer].self_attn.q_proj
-
-    def exit(self, layer: int) -> nn.Module:
-        return self.model.layers[layer].self_attn.o_proj
-
-    def attention(self, layer: int) -> Attention:
-        module = self.model.layers[layer].self_attn
-        linear = [module.q_proj, module.k_proj, module.v_proj]
-        key_heads = self.config.num_key_value_heads
-        return _from_linear(
-            linear,
-            [self.heads, key_heads, key_heads],
-            self.exit(layer),
-            causal=self.causal,
-            # yarn multiplies cosines and sines, of queries and keys alike
-            scale=module.head_dim**-0.5 * self.model.rotary_emb.attention_scaling**2,
-            rotary=self.model.rotary_emb.inv_freq.detach().to(module.q_proj.weight),
-        )
+    def options(self, module: nn.Module, layer: int) -> dict:
+        turn = self.model.rotary_emb
+        # yarn multiplies cosines and sines, of queries and keys alike
+        scale = module.head_dim**-0.5 * turn.attention_scaling**2
+        return {"scale": scale, "rotary": turn.inv_freq.detach().to(module.q_proj.weight)}
 
     def norm(self, layer: int) -> Normalisation:
-        module = self.model.layers[layer].input_layernorm
+        module = self.at(self.norm_path, layer)
         gain = module.weight.detach()
         return Normalisation("rms", gain, torch.zeros_like(gain), module.variance_epsilon)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lipcore import Attention
-from lipcore.adversarial.two_tokens import first_token_norm, two_token_norm
+from lipcore.adversarial.inputs import first_token_norm, two_token_norm
 
 
 @pytest.mark.parametrize("d", [1, 2, 3, 7])

@@ -72,7 +72,7 @@ def test_worst_case_uses_copies_once_one_token_is_too_few():
     assert 1 < copies < n / 2
     value = local_lipschitz(_head(A), X, tol=1e-8).value.item()
     assert value > 2.5 * bounds.score_gap_lower(n=n, radius=1.0, A=A, V=torch.eye(2, dtype=A.dtype))
-    assert value <= bounds.mean_field_upper_sharp(radius=1.0, norm_a=2.0, norm_v=1.0)
+    assert value <= bounds.unified_upper_sharp(radius=1.0, norm_a=2.0, norm_v=1.0)
 
 
 def test_worst_case_comes_within_a_small_factor_of_the_bound():

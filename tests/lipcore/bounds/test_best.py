@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lipcore import Attention, bounds, local_lipschitz
 from lipcore.adversarial import ascend
 from lipcore.bounds import best_upper
-from lipcore.bounds.rows import log_seen
+from lipcore.bounds.ball import log_seen
 
 F64 = torch.float64
 EYE = torch.eye(2, dtype=F64)
@@ -45,11 +45,11 @@ def others(*, n, a, causal, bias=False, rotary=False, A=None, radius=None):
         yield bounds.mean_field_upper_paper(**sizes)
     if not rotary:
         if not causal:
-            yield bounds.mean_field_upper(**sizes)
-        yield (bounds.masked_upper_moments if causal else bounds.mean_field_upper_sharp)(**sizes)
+            yield bounds.unified_upper(**sizes)
+        yield (bounds.masked_upper_moments if causal else bounds.unified_upper_sharp)(**sizes)
     if A is not None and not bias and not rotary:
         head = {"A": A, "radius": radius, "norm_v": 1.0, "log": True}
-        yield bounds.masked_upper_rate(**head) if causal else bounds.mean_field_upper_rate(**head)
+        yield bounds.masked_upper_rate(**head) if causal else bounds.unified_upper_rate(**head)
         if n is not None and not causal:
             yield bounds.unified_upper_rate(n=n, **head)
 
@@ -174,9 +174,9 @@ def test_is_reached():
     for causal in (False, True):
         assert best_upper(A=A, V=V, radius=50.0, n=1, causal=causal) == pytest.approx(norm2(V))
     assert best_upper(A=0 * A, V=V, radius=50.0, n=10**6) == pytest.approx(norm2(V))
-    reached = bounds.torn_lower(n=10_000, radius=8.0, A=-EYE, V=EYE)
+    reached = bounds.construction_lower("torn", n=10_000, radius=8.0, A=-EYE, V=EYE)
     assert 1 <= best_upper(A=-EYE, V=EYE, radius=8.0, n=10_000) / reached < 1.03
-    sharp = bounds.mean_field_upper_sharp(radius=1.0, norm_a=14.0, norm_v=1.0)  # exact to 1e-5
+    sharp = bounds.unified_upper_sharp(radius=1.0, norm_a=14.0, norm_v=1.0)  # exact to 1e-5
     assert best_upper(A=-14 * EYE, V=EYE, radius=1.0) == pytest.approx(sharp, rel=1e-12)
 
 

@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from lipcore import Attention, bounds, local_lipschitz
-from lipcore._draws import draw_normal
 from lipcore.bounds import (
     Normalisation,
     best_upper,
     change_upper,
+    construction_inputs,
     normalise,
     tangent_error_upper,
-    torn_inputs,
 )
 from lipcore.bounds.change import SIGMA, STEPS
+from lipcore.guard import draw_normal
 
 F64 = torch.float64
 EYE = torch.eye(2, dtype=F64)
@@ -225,7 +225,7 @@ def torn():
     """64 queries, each balanced between two keys that have opposite values; 10⁴ times the usual scores."""
     A = -1e4 * EYE
     V = torch.tensor([[1.0, 0.0]], dtype=F64)
-    X = torn_inputs(A, 64, 1.0, V=V)
+    X = construction_inputs("torn", A, 64, 1.0, V=V)
     return Attention.from_matrices(A, V), X
 
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from lipcore.bounds import score_gap
-from lipcore.bounds._columns import (
+from lipcore.bounds.ball import log_column_sum
+from lipcore.bounds.causal import (
     log_causal_column_sum,
     log_cells,
-    log_column_sum,
     log_cubes,
     log_least_cells,
     log_voronoi,

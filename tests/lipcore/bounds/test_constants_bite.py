@@ -12,37 +12,33 @@ import witnesses
 from lab import rivals
 from lipcore import Attention, bounds
 from lipcore.adversarial import ascend
-from lipcore.bounds import copies, normalised
+from lipcore.bounds import lower, normalised
 
 F64 = torch.float64
 EYE = torch.eye(2, dtype=F64)
 
 #: What states no bound: inputs, and the words of a class.
 NO_BOUNDS = {
-    "copies.copies_inputs",
-    "copies.own_inputs",
-    "copies.torn_inputs",
-    "copies.pulled_inputs",
-    "copies._repeated",
+    "lower.construction_inputs",
 }
 #: Bounds around one input, held by tests of their own: ascent that finds each a tenth too small, and
 #: the formula typed again by loops (``test_change.py``, ``test_rounding.py``, ``test_attack.py``).
 AROUND_AN_INPUT = {"change_upper", "tangent_error_upper", "rounding_upper"}
-THEIR_PARTS = ("change.", "rounding.", "_matrices.spread_and_reach")
+THEIR_PARTS = ("change.", "rounding.", "_matrices.std_and_radius")
 #: Functions whose constants no truth contradicts, only the formula typed again; and why.
 BY_THE_LETTER = {
-    "_columns.log_cubes": "cells multiply the bound, and the crowd that is bad for a head lies in one",
-    "_columns.log_voronoi": "the same",
+    "causal.log_cubes": "cells multiply the bound, and the crowd that is bad for a head lies in one",
+    "causal.log_voronoi": "the same",
     "best._separate_terms": "1 + a adds the longest mixing to the longest pull; no row has both",
-    "masked.causal_average_norm": "an expansion for large n, not a bound",
+    "causal.causal_average_norm": "an expansion for large n, not a bound",
     "_matrices.covariances": "own query and others' keys are bounded apart; no input has both large",
-    "copies._within_range": "a limit for sizes beyond 10¹⁰⁰, far from every witness",
-    "mean_field.mean_field_upper_paper": "its exponent is twice the one that measures reach",
+    "lower._within_range": "a limit for sizes beyond 10¹⁰⁰, far from every witness",
+    "ball.mean_field_upper_paper": "its exponent is twice the one that measures reach",
     "rivals._kim2021": "the fourth root of n is the order of the truth, the root that of the bound",
     "rivals.castin2024_released_compute_bound": "not a bound: an input contradicts it as it is",
     "rivals.emadi2026_token_upper": "of the largest-token norm, which no witness here measures",
     "rivals.kim2021_l2_upper_restated": "not a bound: an input contradicts it as it is",
-    "sequences.log_general": "the root of 3 pays for three terms that are never large together",
+    "ball.log_general": "the root of 3 pays for three terms that are never large together",
 }
 
 
@@ -51,7 +47,7 @@ def known(truth):
     """All witnesses, with coarser numerical methods than the package's: they are sharp enough here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(normalised, "_BISECTIONS", 60)
-        patch.setattr(copies, "_SHARES", 16)
+        patch.setattr(lower, "_SHARES", 16)
         yield witnesses.all_witnesses(truth)
 
 
@@ -66,9 +62,10 @@ def test_every_bound_has_a_witness(known):
         for n, f in vars(rivals).items()
         if getattr(f, "__module__", "") == "lab.rivals" and n[0] != "_"
     }
-    functions.add("l2_attention_upper")
+    functions |= {"l2_attention_upper", "row_moment", "largest_affine_norm"}
     inputs = {name for name in functions if name.endswith("_inputs")}
     assert functions - inputs - AROUND_AN_INPUT <= {witness.name for witness in known}
+    assert {*lower._FAMILIES} == {witness.family for witness in known} - {None}
 
 
 def fate(mutant, chosen):

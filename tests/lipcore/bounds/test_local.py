@@ -19,7 +19,7 @@ from lipcore.bounds import (
     normalised_upper,
     score_reach,
 )
-from lipcore.bounds._columns import log_column_sum
+from lipcore.bounds.ball import log_column_sum
 
 ROUNDING = 1 + 1e-9
 F64 = torch.float64

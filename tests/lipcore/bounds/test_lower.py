@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -171,9 +172,9 @@ def test_torn_bound_is_reached_by_its_inputs(truth, kind):
         A = {"any": M, "symmetric": M + M.mT, "antisymmetric": M - M.mT, "rank one": torch.outer(M[0], M[1]),
              "positive": M @ M.mT}[kind]  # fmt: skip
         V = torch.randn(3, d, generator=generator, dtype=F64)
-        X = bounds.torn_inputs(A, n, radius, V=V)
+        X = bounds.construction_inputs("torn", A, n, radius, V=V)
         assert X.shape == (n, d) and X.norm(dim=-1).max() <= radius * (1 + 1e-12)
-        assert bounds.torn_lower(n=n, radius=radius, A=A, V=V) <= (
+        assert bounds.construction_lower("torn", n=n, radius=radius, A=A, V=V) <= (
             truth.of_head(A, V, X[None]).item() * (1 + 1e-9)
         )
 
@@ -185,17 +186,19 @@ def test_no_head_escapes_a_root_n():
         A = torch.randn(3, 3, generator=generator, dtype=F64)
         a = 4.0 + 3 * trial
         n, norm_a = 2 + int(math.exp(a / 10)), torch.linalg.matrix_norm(A, 2).item()
-        reached = bounds.torn_lower(
-            n=n, radius=math.sqrt(a / norm_a), A=A, V=torch.eye(3, dtype=F64)
+        reached = bounds.construction_lower(
+            "torn", n=n, radius=math.sqrt(a / norm_a), A=A, V=torch.eye(3, dtype=F64)
         )
         assert reached >= a * math.sqrt(n - 2) / 6
 
 
 @pytest.mark.parametrize(("a", "n"), [(0.5, 5), (2.0, 12), (8.0, 12), (8.0, 48)])
 def test_torn_bound_holds_with_a_mask_too(truth, a, n):
-    X = bounds.torn_inputs(-a * EYE, n, 1.0)
+    X = bounds.construction_inputs("torn", -a * EYE, n, 1.0)
     found = truth.of_head(-a * EYE, EYE, X[None], causal=True).item()
-    assert bounds.torn_lower(n=n, radius=1.0, A=-a * EYE, V=EYE) <= found * (1 + 1e-9)
+    assert bounds.construction_lower("torn", n=n, radius=1.0, A=-a * EYE, V=EYE) <= found * (
+        1 + 1e-9
+    )
     assert found <= bounds.torn_upper(n=n, radius=1.0, norm_a=a, norm_v=1.0)
 
 
@@ -203,33 +206,31 @@ def test_torn_bound_holds_with_a_mask_too(truth, a, n):
 @pytest.mark.parametrize("n", [1, 3, 10**12])
 def test_torn_bounds_of_extreme_sizes_stay_ordered(n, radius):
     upper = bounds.torn_upper(n=n, radius=radius, norm_a=1.0, norm_v=1.0, log=True)
-    lower = bounds.torn_lower(n=n, radius=radius, A=-EYE, V=EYE, log=True)
+    lower = bounds.construction_lower("torn", n=n, radius=radius, A=-EYE, V=EYE, log=True)
     assert not math.isnan(upper) and not math.isnan(lower) and lower <= upper
 
 
 def test_there_are_no_balanced_queries_on_a_line():
     line = torch.ones(1, 1, dtype=F64)
-    assert bounds.torn_lower(n=9, radius=2.0, A=line, V=line) == 0
-    assert bounds.torn_lower(n=2, radius=2.0, A=EYE, V=EYE) == 0
+    assert bounds.construction_lower("torn", n=9, radius=2.0, A=line, V=line) == 0
+    assert bounds.construction_lower("torn", n=2, radius=2.0, A=EYE, V=EYE) == 0
     with pytest.raises(ValueError, match=r"^A, radius: "):
-        bounds.torn_inputs(line, 9, 2.0)
+        bounds.construction_inputs("torn", line, 9, 2.0)
     with pytest.raises(ValueError, match=r"^n: "):
-        bounds.torn_inputs(EYE, 2, 2.0)
+        bounds.construction_inputs("torn", EYE, 2, 2.0)
     with pytest.raises(ValueError, match=r"^V: "):
-        bounds.torn_lower(n=5, radius=1.0, A=EYE, V=line)
+        bounds.construction_lower("torn", n=5, radius=1.0, A=EYE, V=line)
 
 
 # --- copies, and the best of all ----------------------------------------------------------------------
 
 PAIRS = [
-    (bounds.copies_lower, bounds.copies_inputs),
-    (bounds.torn_lower, bounds.torn_inputs),
-    (bounds.pulled_lower, bounds.pulled_inputs),
-    (bounds.own_lower, bounds.own_inputs),
+    (partial(bounds.construction_lower, family), partial(bounds.construction_inputs, family))
+    for family in ("copies", "torn", "pulled", "own")
 ]
 
 
-@pytest.mark.parametrize(("lower", "inputs"), PAIRS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize(("lower", "inputs"), PAIRS, ids=lambda f: f.args[0])
 def test_constructions_reach_what_they_say(truth, lower, inputs):
     generator = torch.Generator().manual_seed(11)
     closest = 0.0
@@ -271,10 +272,10 @@ def test_one_torn_query_is_of_order_a_from_two_tokens_on(truth):
         V = V[: 1 + trial % 2]
         norm_a, norm_v = (torch.linalg.matrix_norm(M, 2).item() for M in (A, V))
         head = {"A": A, "V": V, "radius": 10.0, "n": n}
-        value = bounds.own_lower(**head)
+        value = bounds.construction_lower("own", **head)
         share = 1 / 4 if n == 2 else 2 * ((n - 1) // 2) / n
         assert value >= norm_v * (share * norm_a * 100 / 2 - 1 / n)
-        X = bounds.own_inputs(A, n, 10.0, V=V)
+        X = bounds.construction_inputs("own", A, n, 10.0, V=V)
         assert value <= truth.of_head(A, V, X[None]).item() * (1 + 1e-9)
         # no direction w of a fine grid pulls more
         w = torch.randn(2000, d, generator=generator, dtype=F64)
@@ -284,10 +285,12 @@ def test_one_torn_query_is_of_order_a_from_two_tokens_on(truth):
 
 
 def test_a_torn_query_without_values_is_an_input_too():
-    assert bounds.own_lower(A=EYE, V=0 * EYE, radius=1.0, n=5) == 0
-    assert bounds.own_inputs(EYE, 5, 1.0, V=0 * EYE).shape == (5, 2)
+    assert bounds.construction_lower("own", A=EYE, V=0 * EYE, radius=1.0, n=5) == 0
+    assert bounds.construction_inputs("own", EYE, 5, 1.0, V=0 * EYE).shape == (5, 2)
     with pytest.raises(ValueError, match=r"^n: "):
-        bounds.own_inputs(EYE, 1, 1.0)
+        bounds.construction_inputs("own", EYE, 1, 1.0)
+    with pytest.raises(ValueError, match=r"^family: "):
+        bounds.construction_inputs("pushed", EYE, 5, 1.0)
 
 
 def test_a_crowd_is_pulled_part_of_the_way_where_n_is_small():
@@ -295,7 +298,7 @@ def test_a_crowd_is_pulled_part_of_the_way_where_n_is_small():
     A = -100 * torch.diag(torch.tensor([1.0, 0.5], dtype=F64))
     head = {"A": A, "V": torch.tensor([[0.0, 1.0]], dtype=F64), "radius": 1.0}
     for n in (100, 10**6, 10**12):
-        assert bounds.pulled_lower(n=n, **head) > 0.1 * math.sqrt(n) * math.log(n)
+        assert bounds.construction_lower("pulled", n=n, **head) > 0.1 * math.sqrt(n) * math.log(n)
 
 
 def test_the_bounds_stand_a_bounded_factor_apart_whatever_V_sees():

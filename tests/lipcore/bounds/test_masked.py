@@ -8,14 +8,13 @@ import torch
 from lipcore import Attention, local_lipschitz, spectral_norm
 from lipcore.adversarial import worst_case_inputs
 from lipcore.bounds import (
-    CausalAverage,
     best_upper,
+    causal_average,
     causal_average_norm,
     masked_upper,
     masked_upper_moments,
-    row_moment,
 )
-from lipcore.bounds.masked import log_masked_rows
+from lipcore.bounds.causal import log_masked_rows, row_moment
 
 F64 = torch.float64
 ONE = torch.ones(1, 1, dtype=F64)
@@ -24,7 +23,7 @@ ONE = torch.ones(1, 1, dtype=F64)
 def test_average_is_attention_at_the_origin():
     f = Attention.from_matrices(ONE, ONE, causal=True)
     J = f.jacobian(torch.zeros(7, 1, dtype=F64)).dense()
-    average = CausalAverage(7)
+    average = causal_average(7)
     assert torch.allclose(average.dense(), J)
     assert torch.allclose(average.T.dense(), J.mT)
 
@@ -33,7 +32,7 @@ def test_average_is_attention_at_the_origin():
 def averages():
     """Norms of causal averaging on 1, 10, … tokens."""
     lengths = (1, 10, 1000, 100_000)
-    return lengths, [spectral_norm(CausalAverage(n), tol=1e-6).lower.item() for n in lengths]
+    return lengths, [spectral_norm(causal_average(n), tol=1e-6).lower.item() for n in lengths]
 
 
 def test_norm_tends_to_two(averages):
@@ -121,8 +120,8 @@ def test_rows_with_a_known_n():
 
 def test_bad_input_is_refused():
     with pytest.raises(ValueError, match=r"^n: "):
-        CausalAverage(0)
+        causal_average(0)
     with pytest.raises(ValueError, match=r"^q: "):
         row_moment(1.0, 1.5)
     with pytest.raises(ValueError, match=r"^H: "):
-        CausalAverage(3).matvec(torch.zeros(4, dtype=F64))
+        causal_average(3).matvec(torch.zeros(4, dtype=F64))

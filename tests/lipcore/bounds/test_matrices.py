@@ -5,7 +5,7 @@ import torch
 
 from lipcore import bounds
 from lipcore.bounds import _matrices
-from lipcore.bounds._matrices import norms, remembered
+from lipcore.bounds._matrices import memoise_on_values, norms
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (5, 3), (4, 4), (1, 6), (6, 1)])
@@ -23,9 +23,9 @@ def test_norms_neither_overflow_nor_vanish(size):
     assert norms(matrix).item() == pytest.approx(4 * size, rel=1e-14)
 
 
-def test_a_remembered_function_is_called_once_for_equal_matrices():
+def test_a_memoise_on_values_function_is_called_once_for_equal_matrices():
     asked = []
-    found = remembered(lambda *matrices: asked.append(matrices) or len(asked))
+    found = memoise_on_values(lambda *matrices: asked.append(matrices) or len(asked))
     one, two = torch.eye(2), torch.eye(2)
     assert found(one) == found(two) == 1
     assert found(one.double()) == 2 and found(one.flatten()) == 3 and found(one, two) == 4
@@ -37,7 +37,7 @@ def test_a_remembered_function_is_called_once_for_equal_matrices():
 
 def test_the_oldest_result_is_forgotten():
     asked = []
-    found = remembered(lambda matrix: asked.append(matrix.item()))
+    found = memoise_on_values(lambda matrix: asked.append(matrix.item()))
     for number in (*range(_matrices._KEPT + 1), 0):
         found(torch.tensor(float(number)))
     assert len(asked) == _matrices._KEPT + 2

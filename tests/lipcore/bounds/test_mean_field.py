@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lipcore import bounds
-from lipcore.bounds import best_upper, mean_field_upper_rate, score_gap
+from lipcore.bounds import best_upper, score_gap, unified_upper_rate
 
 F64 = torch.float64
 GAPS = [
@@ -32,8 +32,8 @@ def two_diracs(truth, a):
 def test_two_diracs_nearly_reach_the_bounds(truth, a, plain, sharp):
     reached = two_diracs(truth, a)
     size = {"radius": 1.0, "norm_a": a, "norm_v": 1.0}
-    assert bounds.mean_field_upper(**size) / reached == pytest.approx(plain, rel=0.01)
-    assert bounds.mean_field_upper_sharp(**size) / reached == pytest.approx(sharp, rel=1e-3)
+    assert bounds.unified_upper(**size) / reached == pytest.approx(plain, rel=0.01)
+    assert bounds.unified_upper_sharp(**size) / reached == pytest.approx(sharp, rel=1e-3)
 
 
 def test_published_exponent_is_twice_too_large(truth):
@@ -45,7 +45,7 @@ def test_published_exponent_is_twice_too_large(truth):
 def test_sharp_bound_becomes_exact(truth):
     """(8/3√3 for the bound that adds the terms up; 1 for this one.)"""
     size = {"radius": 1.0, "norm_a": 14.0, "norm_v": 1.0}
-    assert 1 <= bounds.mean_field_upper_sharp(**size) / two_diracs(truth, 14.0) < 1 + 1e-5
+    assert 1 <= bounds.unified_upper_sharp(**size) / two_diracs(truth, 14.0) < 1 + 1e-5
 
 
 def worst_pair(truth, A, radius):
@@ -65,7 +65,7 @@ def test_rate_is_half_the_gap(truth, A):
     gap = score_gap(A)[0]
     eye = torch.eye(2, dtype=F64)
     for bound in (
-        lambda R: mean_field_upper_rate(A=A, radius=R, norm_v=1.0, log=True),
+        lambda R: unified_upper_rate(A=A, radius=R, norm_v=1.0, log=True),
         lambda R: bounds.masked_upper_rate(A=A, radius=R, norm_v=1.0, log=True),
         lambda R: best_upper(A=A, V=eye, radius=R, log=True),
         lambda R: best_upper(A=A, V=eye, radius=R, causal=True, log=True),
@@ -90,7 +90,7 @@ def test_rate_bound_holds_at_the_worst_pairs(truth):
     for A, a in itertools.product(heads, (0.25, 1.0, 4.0)):
         radius = math.sqrt(a / torch.linalg.matrix_norm(A, 2).item())
         reached = worst_pair(truth, A, radius)
-        assert reached <= mean_field_upper_rate(A=A, radius=radius, norm_v=1.0) * (1 + 1e-9)
+        assert reached <= unified_upper_rate(A=A, radius=radius, norm_v=1.0) * (1 + 1e-9)
 
 
 def test_rate_bounds_by_hand():
@@ -101,7 +101,7 @@ def test_rate_bounds_by_hand():
         gap = 0.4 * radius**2  # 2·(1/5): the positive eigenvalue is below three times the other
         size = {"A": A, "radius": radius, "norm_v": 2.0}
         expected = math.sqrt(1 + a * a) * math.exp(gap / 2) + a
-        assert mean_field_upper_rate(**size) == pytest.approx(2 * expected, rel=1e-11)
+        assert unified_upper_rate(**size) == pytest.approx(2 * expected, rel=1e-11)
         cells = 2 * math.log(2 * a * math.sqrt(2) + 1) + 1 + gap
         expected = 2 * (1 + 2 * a) * math.exp(min(2 * a, cells) / 2) + a
         assert bounds.masked_upper_rate(**size) == pytest.approx(2 * expected, rel=1e-11)
@@ -111,15 +111,15 @@ def test_rate_needs_no_eigenvalue():
     """For γI the norm says e^a and the gap e^{a/8}: at a = 1000 the bounds differ by e^{800}."""
     A = torch.eye(1, dtype=F64)
     size = {"radius": math.sqrt(1000), "norm_v": 1.0, "log": True}
-    assert bounds.mean_field_upper(norm_a=1.0, **size) > 1000
-    found = mean_field_upper_rate(A=A, **size)
+    assert bounds.unified_upper(norm_a=1.0, **size) > 1000
+    found = unified_upper_rate(A=A, **size)
     assert found == pytest.approx(125 + math.log(math.hypot(1, 1000)), abs=1e-12)
 
 
 def test_rate_extremes_are_numbers():
     generator = torch.Generator().manual_seed(0)
     A = torch.randn(2, 2, generator=generator, dtype=F64)
-    rates = (mean_field_upper_rate, bounds.masked_upper_rate)
+    rates = (unified_upper_rate, bounds.masked_upper_rate)
     scales = itertools.product((0.0, 1e-300, 1.0, 1e6), (0.0, 1e-200, 1.0, 1e200), (0.0, 1.0))
     for (scale, radius, norm_v), log, form in itertools.product(scales, (True, False), rates):
         assert not math.isnan(form(A=scale * A, radius=radius, norm_v=norm_v, log=log))

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from lipcore.bounds import torn_peak, two_dirac_peak
-from lipcore.bounds._columns import log_column_sum
-from lipcore.bounds.rows import log_rows, log_seen
+from lipcore.bounds.ball import log_column_sum, log_rows, log_seen
 
 
 @pytest.mark.parametrize("a", [0.0, 0.2, 0.5, 0.7, 1.0, 3.0, 50.0])

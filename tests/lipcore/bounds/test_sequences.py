@@ -10,7 +10,6 @@ from lipcore import Attention, bounds
 from lipcore.bounds import (
     general_upper,
     masked_upper,
-    mean_field_upper,
     mean_field_upper_paper,
     torn_upper,
     unified_upper,
@@ -66,7 +65,7 @@ def test_bounds_hold(generator, truth, n, causal):
             upper += [masked_upper(n=n, **norms)]
         else:
             upper += [unified_upper(n=n, **norms), unified_upper_sharp(n=n, **norms)]
-            upper += [mean_field_upper(**norms), mean_field_upper_paper(**norms)]
+            upper += [unified_upper(**norms), mean_field_upper_paper(**norms)]
             rate = {"A": A, "radius": radius, "norm_v": norms["norm_v"]}
             upper += [unified_upper_rate(n=n, **rate)]
         assert all(sigma <= bound * ROUNDING for bound in upper)
@@ -124,7 +123,7 @@ def test_general_bound_has_the_right_rate(truth):
 
 def test_torn_bounds_meet_at_large_radius():
     n, a = 10_000, 64.0
-    lower = bounds.torn_lower(n=n, radius=1.0, A=-a * EYE, V=EYE)
+    lower = bounds.construction_lower("torn", n=n, radius=1.0, A=-a * EYE, V=EYE)
     for bound in (torn_upper, unified_upper_sharp):
         assert 1 <= bound(n=n, radius=1.0, norm_a=a, norm_v=1.0) / lower < 1.03
 

@@ -1,15 +1,16 @@
-"""The command ``python -m lab sweep``: its table, its plan, and one line for what it cannot do."""
+"""The command ``python -m lab.sweep``: its table, its plan, and one line for what it cannot do."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 
 import pandas as pd
 import pytest
 
-from lab.__main__ import main
-from lab.models.texts import load_text
+from lab import models
+from lab.cli import main
+from lab.measure_layer import measure_layer
+from lab.models.texts import load_text, sequences
 from lipcore.models.measure import versions
 
 
@@ -23,24 +24,25 @@ def text(tmp_path_factory):
 
 @pytest.fixture
 def sweep(text, capsys, tmp_path):
-    """Run ``python -m lab sweep``, and return (exit code, standard output, standard error)."""
+    """Run ``python -m lab.sweep``, and return (exit code, standard output, standard error)."""
 
     def run(options, folder=tmp_path):
-        command = f"sweep --quiet --folder {folder} --text {text} --count 2 --layer 0 3 {options}"
+        command = f"--quiet --folder {folder} --text {text} --count 2 --layer 0 3 {options}"
         return main(command.split()), *capsys.readouterr()
 
     return run
 
 
-def test_table_has_the_numbers_that_measure_prints(sweep, text, capsys, tmp_path):
+def test_table_has_the_numbers_of_the_layers(sweep, text, tmp_path):
     code, out, err = sweep("--n 4 8 --bounds local best")
     assert code == 0 and err == "" and "8 rows from 4 cells" in out
     table = pd.read_parquet(tmp_path / "table.parquet")
-    main(f"measure --layer 3 --n 8 --text {text} --count 2 --json".split())
-    printed = json.loads(capsys.readouterr().out)["results"]
+    model = models.load("minilm")
+    ids = sequences(model, load_text(text), n=8, count=2)
+    expected = measure_layer(model.attention(3), model.hidden_states(3, ids))
     rows = table[(table.layer == 3) & (table.n == 8)].to_dict("records")
-    for row, values in zip(rows, printed, strict=True):
-        assert set(values) - {"ratios"} <= set(row)
+    for row, values in zip(rows, expected, strict=True):
+        assert set(values) <= set(row)
         for name in ("sigma", "lower", "upper", "released", "radius_max", "local", "best"):
             assert row[name] == pytest.approx(values[name], rel=1e-5)
         assert pd.isna(row["general"])
@@ -81,13 +83,13 @@ def plan(text, tmp_path):
 
 def test_plan_and_export(plan, text, capsys, tmp_path):
     small = tmp_path / "small.parquet"
-    command = f"sweep --plan {plan} --folder {tmp_path} --export {small}"
+    command = f"--plan {plan} --folder {tmp_path} --export {small}"
     assert main([*command.split(), "--quiet"]) == 0
     assert "28 rows from 14 cells" in capsys.readouterr().out
     table = pd.read_parquet(small)
     whole = pd.read_parquet(tmp_path / "table.parquet")
     assert table.sigma.tolist() == pytest.approx(whole.sigma.tolist(), rel=1e-4)
-    assert table.attrs["command"] == f"python -m lab {command}"
+    assert table.attrs["command"] == f"python -m lab.sweep {command}"
     assert table.attrs["versions"] == versions()
     assert table.attrs["seconds"] == round(whole.attrs["seconds"], 1) > 0
     digest = hashlib.sha256(load_text(text).encode()).hexdigest()
@@ -98,7 +100,7 @@ def test_plan_and_export(plan, text, capsys, tmp_path):
 
 @pytest.mark.parametrize("option", ["--layer 0", "--count 3", "--bounds local", "--head all"])
 def test_options_beside_a_plan_are_refused(plan, capsys, tmp_path, option):
-    code = main(f"sweep --plan {plan} --folder {tmp_path} {option}".split())
+    code = main(f"--plan {plan} --folder {tmp_path} {option}".split())
     out, err = capsys.readouterr()
     assert code == 2 and out == "" and err.count("\n") == 1
     assert f"{option.split()[0]}: expected in the plan, not beside --plan" in err

@@ -70,13 +70,13 @@ def test_sigma_of_every_attention_module(family, kernel):
     names = list(dict.fromkeys(table["layer"]))
     assert len(names) == RUNS[family]
     for name in names:
-        check([row for row in table if row["layer"] == name], dense(model, name, inputs))
+        check(table[table["layer"] == name], dense(model, name, inputs))
 
 
 def check(rows, jacobians):
     """Rows of a table against the truth, one for each member."""
     truth = torch.linalg.matrix_norm(jacobians, 2)
-    columns = {name: torch.tensor([row[name] for row in rows], dtype=truth.dtype)
+    columns = {name: torch.tensor(rows[name].tolist(), dtype=truth.dtype)
                for name in ("sigma", "lower", "upper", "converged")}  # fmt: skip
     torch.testing.assert_close(columns["sigma"], truth, rtol=1e-6, atol=0)
     assert bool((columns["lower"] <= truth * (1 + 1e-6)).all())
@@ -102,7 +102,7 @@ def test_sigma_of_blocks(family):
     table = measure(model, **inputs, tol=1e-10, scope="block")
     assert list(dict.fromkeys(table["layer"])) == BLOCKS[family]
     for name in dict.fromkeys(table["layer"]):
-        check([row for row in table if row["layer"] == name], dense(model, name, inputs))
+        check(table[table["layer"] == name], dense(model, name, inputs))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_sigma_of_the_whole_model(family, first):
     inputs = inputs_of(family)
     table = measure(model, **inputs, tol=1e-10, scope="model")
     assert table["note"][0] == f"last_hidden_state as a map of what enters {first}"
-    check(table.rows, dense(model, first, inputs, until=""))
+    check(table, dense(model, first, inputs, until=""))
 
 
 @pytest.mark.parametrize("kernel", ("eager", "sdpa"))
@@ -131,7 +131,7 @@ def test_padded_batches_are_measured_as_the_model_runs_them(family, kernel):
     mask[1, 3:] = 0
     table = measure(model, **inputs, attention_mask=mask, tol=1e-10)
     for name in dict.fromkeys(table["layer"]):
-        rows = [row for row in table if row["layer"] == name]
+        rows = table[table["layer"] == name]
         check(rows, dense(model, name, inputs | {"attention_mask": mask}))
     without = measure(model, **inputs, tol=1e-10)
     pairs = list(zip(table["sequence"], table["sigma"], without["sigma"], strict=True))

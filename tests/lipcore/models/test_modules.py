@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lipcore import Attention, capture, from_module, local_lipschitz, measure
+from lipcore import capture, from_module, local_lipschitz, measure
 from lipcore.models.capture import captured, record
 from lipcore.models.modules import read
 from lipcore.models.structure import attention_modules
@@ -239,7 +239,7 @@ def test_windows_of_modules_alone(family):
     model = small_model(name, options)
     ids = torch.arange(12).reshape(1, -1) + 3
     calls = record(model, attention_modules(model), input_ids=ids)
-    found = [Attention.from_module(call.module) for call in calls]
+    found = [from_module(call.module) for call in calls]
     assert [f.window for f in found] == windows
     for f, call in zip(found, calls, strict=True):
         fn = captured(call)
@@ -267,18 +267,12 @@ def test_gates_of_qwen3_next():
     assert len(calls) == 2
     for call in calls:
         fn = captured(call)
-        f = Attention.from_module(call.module)
+        f = from_module(call.module)
         assert f.gate.shape == (2, 4, 8) and f.causal
         moved = 2 * fn.X
         torch.testing.assert_close(f(moved), fn(moved).detach(), rtol=1e-5, atol=1e-5)
         values = [local_lipschitz(map, fn.X, tol=1e-10).value for map in (f, fn)]
         torch.testing.assert_close(*values, rtol=1e-5, atol=0)
-
-
-def test_it_is_where_one_looks_for_it():
-    module = double(nn.MultiheadAttention(8, 2, batch_first=True))
-    X = draw(2, 3, 8)
-    assert torch.equal(Attention.from_module(module)(X), from_module(module)(X))
 
 
 class Hidden(nn.Module):
@@ -320,7 +314,9 @@ def test_no_tokens_hide_what_a_module_does(kind, tokens, output_bias):
     X = {"zeros": 0 * drawn, "ones": 0 * drawn + 1, "small": 1e-9 * drawn, "drawn": drawn}[tokens]
     table = measure(nn.Sequential(module).eval(), X, tol=1e-8)
     J = torch.autograd.functional.jacobian(lambda x: module(x[None])[0], X[0]).reshape(128, 128)
-    assert table["sigma"] == pytest.approx([torch.linalg.matrix_norm(J, 2).item()], rel=1e-6)
+    assert table["sigma"].tolist() == pytest.approx(
+        [torch.linalg.matrix_norm(J, 2).item()], rel=1e-6
+    )
 
 
 def test_equal_tokens_still_show_who_sees_whom():

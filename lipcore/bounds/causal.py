@@ -1,7 +1,11 @@
 r"""Bounds for causal attention, from Hardy's inequality, with and without n.
 
-With a causal mask all later tokens see the early keys. The columns of P are then not bounded as n
-grows, and Hardy's inequality takes their place. :mod:`lipcore.bounds` describes the arguments.
+With a causal mask all later tokens see the early keys. The columns of P are then not bounded by the
+score gap, even up to powers of a (:prf:ref:`thm-masked-planes`), and Hardy's inequality takes their
+place. For the exact exponential rate the ball is cut into cells in which scores vary by at most t,
+and the queries of a cell are also keys of it. As A sees it, the ball is an ellipsoid whose
+semi-axes a_i are the singular values of R²A (:prf:ref:`thm-masked-rate`).
+:mod:`lipcore.bounds` describes the arguments.
 """
 
 from __future__ import annotations
@@ -12,63 +16,54 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from lipcore._checks import check_count, check_number
-from lipcore.bounds._columns import log_causal_column_sum, log_cells
+from lipcore._checks import check_count, check_number, check_square
 from lipcore.bounds._logarithms import (
     exp,
-    finish,
+    exp_unless_log,
     log_,
     log_norm,
     log_one_plus,
     log_sizes,
     log_sum,
-    smallest,
+    minimum_on,
     with_own_query,
 )
-from lipcore.bounds.rows import log_torn, log_two_dirac
-from lipcore.operators import LinearOperator
+from lipcore.bounds._matrices import rank_of
+from lipcore.bounds.ball import log_torn, log_two_dirac
+from lipcore.bounds.gap import score_gap_upper
+from lipcore.operators import FunctionOperator, LinearOperator
 
 #: Euler's constant γ + 6 log 2: the shift of log n in the norm of causal averaging (Štampach 2022).
 _SHIFT = 0.5772156649015329 + 6 * math.log(2)
 #: A row's moment is computed at this many weights, before the best is refined.
 _GRID = 2048
+#: Values of log c for which numbers of Voronoi cells are computed; every c gives a bound.
+_LOG_C = torch.linspace(-30, 6, 145, dtype=torch.float64)
 
 
-class CausalAverage(LinearOperator):
-    r"""Uniform causal averaging, the Cesàro operator (:prf:ref:`thm-masked-hardy`).
+def causal_average(n: int, *, dtype: torch.dtype = torch.float64) -> LinearOperator:
+    r"""Return uniform causal averaging, the Cesàro operator (:prf:ref:`thm-masked-hardy`).
 
     .. math:: (C_nh)_i = \frac1i\sum_{j\le i} h_j
 
-    It is causal attention with constant scores: weights :math:`P_{ij} = 1/i`
-    for j ≤ i. Products cost O(n).
+    It is causal attention with constant scores: weights :math:`P_{ij} = 1/i` for j ≤ i. Products
+    cost O(n).
 
     Examples
     --------
     >>> import torch
-    >>> CausalAverage(3).matvec(torch.tensor([1.0, 3.0, 5.0], dtype=torch.float64))
+    >>> causal_average(3).matvec(torch.tensor([1.0, 3.0, 5.0], dtype=torch.float64))
     tensor([1., 2., 3.], dtype=torch.float64)
     """
-
-    def __init__(self, n: int, *, dtype: torch.dtype = torch.float64) -> None:
-        n = check_count("n", n)
-        self.batch_shape = ()
-        self.input_shape = (n,)
-        self.output_shape = (n,)
-        self.dtype = dtype
-        self.device = torch.device("cpu")
-        self._length = torch.arange(1, n + 1, dtype=dtype)
-
-    def matvec(self, H: Tensor) -> Tensor:
-        """Return the running means of H."""
-        return self._check("H", H, self.input_shape).cumsum(-1) / self._length
-
-    def rmatvec(self, G: Tensor) -> Tensor:
-        """Return, for each token, the sum of G/i over the rows i that see it."""
-        return (self._check("G", G, self.output_shape) / self._length).flip(-1).cumsum(-1).flip(-1)
+    n = check_count("n", n)
+    seen = torch.arange(1, n + 1, dtype=dtype)  # how many tokens row i averages
+    # the rows i ≥ j see token j
+    products = lambda H: H.cumsum(-1) / seen, lambda G: (G / seen).flip(-1).cumsum(-1).flip(-1)
+    return FunctionOperator(*products, seen, (), (n,), (n,))
 
 
 def causal_average_norm(n: int) -> float:
-    r"""Return the norm of :class:`CausalAverage` for large n, by an approximation that is no bound.
+    r"""Return the norm of :func:`causal_average` for large n, by an approximation that is no bound.
 
     .. math:: \|C_n\|_2^2 \approx \frac{4}{1 + 4\pi^2/(\log n + \gamma + 6\log 2)^2}
         = 4 - \frac{16\pi^2}{\log^2 n} + \frac{32\pi^2(\gamma + 6\log2)}{\log^3 n} + O(\log^{-4} n)
@@ -134,9 +129,10 @@ def masked_upper_moments(
     .. math:: \mathrm{Lip}(f^m|B_R^n) \le \|V\|_2 \Big( e^a
         \min_{1\le p<2} \big(\tfrac{2}{2-p}\big)^{1/p} M_{p/(p-1)}(a) + a \Big)
 
-    with M of :func:`row_moment`. Every p gives a bound; p = 1 gives :math:`2(1+2a)e^a + a`, and the
-    best p is near 1.4 for large a. The tests enclose the least over p in an interval of relative
-    width 1e-4, and for large a its quotient by :math:`a\,e^a` in [2.4279, 2.4282].
+    with M the largest moment of one row of attention. Every p gives a bound; p = 1 gives
+    :math:`2(1+2a)e^a + a`, and the best p is near 1.4 for large a. The tests enclose the least over
+    p in an interval of relative width 1e-4, and for large a its quotient by :math:`a\,e^a` in
+    [2.4279, 2.4282].
 
     Examples
     --------
@@ -156,18 +152,13 @@ def row_moment(a: float, q: float, *, log: bool = False) -> float:
     g and tokens in the ball, and two antipodal tokens reach it. The exponent q is at least 2, and
     may be infinite: :math:`M_2^2 = 1+a^2` and :math:`M_\infty = 1+2a`. The tests enclose the
     maximum by interval arithmetic: the returned number is above it, by a relative 3e-13 at most.
-
-    Examples
-    --------
-    >>> round(row_moment(3.0, 2.0) ** 2, 9), round(row_moment(3.0, math.inf), 9)
-    (10.0, 7.0)
     """
     a = check_number("a", a, minimum=0)
     if not q >= 2:
         raise ValueError(f"q: expected a number of at least 2, got {q}")
     log_reach = math.log1p(2 * a)
     if q == math.inf:
-        return finish(log_reach, log)
+        return exp_unless_log(log_reach, log)
     rest = 1 / (1 + 2 * a)  # moments in units of 1 + 2a: no overflow
     share = 2 * a * rest
 
@@ -178,9 +169,9 @@ def row_moment(a: float, q: float, *, log: bool = False) -> float:
     values = moment(grid)
     near = grid[values.argmax()].item()
     step = 1 / _GRID
-    best = -smallest(lambda w: -moment(w), max(near - step, 0.0), min(near + step, 1.0))
+    best = -minimum_on(lambda w: -moment(w), max(near - step, 0.0), min(near + step, 1.0))
     log_best = math.log(max(best, values.max().item())) / q
-    return finish(log_reach + log_best + 1e-13, log)  # the last term makes up for rounding
+    return exp_unless_log(log_reach + log_best + 1e-13, log)  # the last term makes up for rounding
 
 
 def log_hardy(log_a: float) -> float:
@@ -198,16 +189,13 @@ def log_moments(log_a: float) -> float:
     def value(p: float) -> float:
         return math.log(2 / (2 - p)) / p + row_moment(a, p / (p - 1), log=True)
 
-    return min(smallest(value, 1.01, 1.7), log_hardy(log_a))
+    return min(minimum_on(value, 1.01, 1.7), log_hardy(log_a))
 
 
 def log_masked_rows(n: int, log_a: float) -> float:
-    """Return log of the least bound of mixing and others' keys that depends on n.
-
-    One bound is by columns, with P_ij ≤ κ/(κ+i−1) summed over i, as in the proofs of
-    :prf:ref:`thm-masked-upper` and :prf:ref:`thm-every-row`. The other is row by row: row i is a
-    row of attention on i tokens, of square at most min(G, κF/i) (:prf:ref:`thm-every-row`).
-    """
+    """Return log of the least bound of mixing and others' keys that depends on n."""
+    # by columns, P_ij ≤ κ/(κ+i−1) is summed over i (thm-masked-upper, thm-every-row); by rows, row
+    # i is a row of attention on i tokens, of square at most min(G, κF/i) (thm-every-row)
     by_columns = log_one_plus(2 * log_a) + log_causal_column_sum(n, log_a)
     first = log_torn(log_a)
     peak = log_two_dirac(log_a)
@@ -216,3 +204,67 @@ def log_masked_rows(n: int, log_a: float) -> float:
     if log_turn < math.log(n):
         by_rows = min(by_rows, log_sum([peak, first, peak + log_(math.log(n) - log_turn)]))
     return min(by_columns, by_rows) / 2
+
+
+# --- column sums of P, and cells -----------------------------------------------------------------
+
+
+def log_causal_column_sum(n: int, log_a: float) -> float:
+    """Return log min(n, 1 + κ log(1 + (n−1)/κ)), for a causal mask: Σ_i κ/(κ+i−1)."""
+    log_kappa = 2 * exp(log_a)
+    log_others = log_(n - 1)
+    if n == 1 or log_kappa == math.inf:
+        return math.log(n)
+    harmonic = log_one_plus(log_others - log_kappa)  # log(1 + (n−1)/κ)
+    if harmonic > 1e-8:
+        log_others = min(log_others, log_kappa + math.log(harmonic))
+    return min(math.log(n), log_one_plus(log_others))
+
+
+def log_cells(A: Tensor, radius: float) -> tuple[float, float]:
+    """Return (log a, log N e^{1+g*}), with N = (1 + 2a·min(2, √r))^r cubes or Voronoi cells."""
+    values = torch.linalg.svdvals(check_square("A", A).double()).tolist()
+    log_square = 2 * log_(check_number("radius", radius, minimum=0))
+    log_a = log_(values[0]) + log_square
+    rank = rank_of(values)
+    log_n = rank * log_one_plus(math.log(2), log_a, min(math.log(2), log_(rank) / 2))
+    return log_a, log_n + 1 + exp(log_(score_gap_upper(A)) + log_square)
+
+
+def log_least_cells(A: Tensor, radius: float, *, below: float) -> float:
+    """Return log of the least N_t e^{t+g*} over t, or infinity if it is not ``below`` a number."""
+    log_square = 2 * log_(radius)
+    values = torch.linalg.svdvals(A).tolist()
+    rank = rank_of(values)
+    quarter = exp(log_(values[0]) + log_square) / 4  # of a: g* is no less, and costs more to know
+    if quarter >= below:
+        return math.inf
+    axes = torch.tensor([math.log(v) + log_square for v in values[:rank]], dtype=torch.float64)
+    high = math.log(rank + 1)  # for large a the best t is near the rank
+    counts = []
+    for log_cells_within in (log_cubes, log_voronoi):
+
+        def count(log_t: float, log_n=log_cells_within) -> float:
+            return exp(log_t) + log_n(axes, log_t)
+
+        counts += [
+            minimum_on(count, -20.0, high + 2),
+            count(0.0),
+            count(high),
+        ]  # any t gives a bound
+    cells = min(counts)
+    if cells + quarter >= below:
+        return math.inf
+    return cells + exp(log_(score_gap_upper(A)) + log_square)
+
+
+def log_cubes(log_axes: Tensor, log_t: float) -> float:
+    """Return log Π(1 + 2a_i√r/t), for cubes of diameter t and an ellipsoid of r semi-axes a_i."""
+    sides = log_axes + math.log(2) + log_(len(log_axes)) / 2 - log_t
+    return torch.logaddexp(sides, torch.zeros_like(sides)).sum().item()
+
+
+def log_voronoi(log_axes: Tensor, log_t: float) -> float:
+    """Return log of the least Π((1+c)(4a_i/t)² + 1 + 1/c)^{1/2} over c > 0, for Voronoi cells."""
+    squares = 2 * (log_axes[:, None] + math.log(4) - log_t) + _LOG_C.exp().log1p()
+    return torch.logaddexp(squares, (-_LOG_C).exp().log1p()).sum(0).min().item() / 2

@@ -1,0 +1,490 @@
+r"""The local Lipschitz constant of a map at X, its gradient, and what it is made of.
+
+The constant is about all output tokens, about some of them, or about the one that moves most, while
+all inputs together move by Frobenius norm one. The rows of J that belong to output token i are
+:math:`J_i`, and
+
+.. math:: \|J\|_{F\to\text{token}} = \max_{\|H\|_F\le1}\max_i \|(J[H])_i\| = \max_i \|J_i\|_2 .
+
+It is at most :math:`\|J\|_2`, and at least :math:`\|J\|_2/\sqrt n` (:prf:ref:`prop-depth-norms`).
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from lipcore import guard
+from lipcore._checks import check_number
+from lipcore._heads import head_outputs
+from lipcore.attention import Attention
+from lipcore.autodiff import AutogradJacobian, batch_first
+from lipcore.cross import AttentionMap
+from lipcore.operators import FunctionOperator, LinearOperator
+from lipcore.spectral import SpectralNorm, spectral_norm
+
+#: How the move of the outputs is measured.
+NORMS = ("frobenius", "token")
+#: A warning is given where two singular values are closer than this share of σ, which then has a
+#: kink, or nearly so.
+SMALLEST_GAP = 1e-3
+#: Rows of attention weights that are differentiated at a time, for the shares of heads and terms.
+ROWS = 256
+#: What a result says of a map that was not checked.
+UNCHECKED = "of autodiff's Jacobian, unchecked"
+
+_OTHER_SEED = 0x6C6970  # hardly anyone's
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LocalLipschitz(SpectralNorm):
+    """The result of :func:`local_lipschitz`: σ, and how tokens, heads and terms share it.
+
+    Attributes
+    ----------
+    layer, tokens : Attention or CrossAttention, and Tensor, or None
+        The layer and the tokens at which σ was measured, if the map is a layer.
+    checked : bool
+        False if the map was differentiated with ``check=False``; the result then says so.
+    """
+
+    layer: AttentionMap | None = None
+    tokens: Tensor | None = None
+    checked: bool = True
+
+    def __getitem__(self, index) -> LocalLipschitz:
+        one = super().__getitem__(index)
+        if self.layer is None:
+            return one
+        layer = self.layer.select_sequences(tuple(self.value.shape), index)
+        return replace(one, layer=layer, tokens=self.tokens[index])
+
+    def _remarks(self) -> list[str]:
+        return [*super()._remarks(), *([] if self.checked else [UNCHECKED])]
+
+    def to_dict(self) -> dict:
+        """Return the numbers without the vectors, for JSON, and a remark if nothing was checked."""
+        return super().to_dict() | ({} if self.checked else {"remark": UNCHECKED})
+
+    def by_token(self) -> tuple[Tensor, Tensor]:
+        """Return the norms of u and of v for each token, shape (…, n) each.
+
+        They show which outputs respond to which inputs. The squares sum to one: they are the
+        shares of a token in the response, and in the input.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from lipcore import local_lipschitz
+        >>> r = local_lipschitz(lambda X: X * torch.tensor([[1.0], [3.0]]), torch.ones(2, 4))
+        >>> [part.square().round(decimals=3).tolist() for part in r.by_token()]
+        [[0.0, 1.0], [0.0, 1.0]]
+        """
+        batch = self.value.ndim
+        if min(self.left.ndim, self.right.ndim) < batch + 2:
+            shape = tuple(self.right.shape[batch:])
+            raise ValueError(f"by_token: expected tokens in and out, got inputs of shape {shape}")
+        return tuple(x.flatten(batch + 1).norm(dim=-1) for x in (self.left, self.right))
+
+    def by_head(self) -> Tensor:
+        r"""Return what each head adds to σ, :math:`\langle u, J_h v\rangle`, shape (…, heads).
+
+        The entries sum to σ. One is negative where a head works against the others.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from lipcore import Attention, local_lipschitz
+        >>> V = torch.stack([torch.eye(2), torch.zeros(2, 2)])  # the second head has no values
+        >>> f = Attention(torch.zeros_like(V), torch.zeros_like(V), V)
+        >>> local_lipschitz(f, torch.eye(2)).by_head().round(decimals=3).tolist()
+        [1.0, 0.0]
+        """
+        return self._shares("by_head").sum(-1)
+
+    def by_term(self) -> Tensor:
+        r"""Return what each term of the Jacobian (:prf:ref:`thm-jacobian`) adds to σ, shape (…, 3).
+
+        The terms are mixing, own query (the query term) and others' keys (the key term), and where
+        there are gates a fourth, their derivative. The entries sum to σ, and one may be negative.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from lipcore import Attention, local_lipschitz
+        >>> f = Attention.from_matrices(torch.zeros(2, 2), torch.eye(2))  # no scores
+        >>> local_lipschitz(f, torch.eye(2)).by_term().round(decimals=3).tolist()
+        [1.0, 0.0, 0.0]
+        """
+        return self._shares("by_term").sum(-2)
+
+    def _shares(self, name: str) -> Tensor:
+        if self.layer is None:
+            expected = "the result of local_lipschitz(attention, X)"
+            raise ValueError(f"{name}: expected {expected}, got one whose map has no known heads")
+        return head_and_term_shares(self.layer, self.tokens, self.left, self.right)
+
+
+def local_lipschitz(
+    attention_or_callable: Attention | Callable[[Tensor], Tensor],
+    X: Tensor,
+    *,
+    norm: str = "frobenius",
+    tokens: int | slice | None = None,
+    event_dims: int = 2,
+    layout: str = "NLE",
+    differentiable: bool = False,
+    check: bool = True,
+    **options,
+) -> LocalLipschitz:
+    r"""Return the local Lipschitz constant :math:`\|D_X f\|_2` at X (:prf:ref:`thm-lip-local`).
+
+    Parameters
+    ----------
+    attention_or_callable : Attention, or any differentiable map of (…, n, d) tensors
+        An :class:`~lipcore.attention.Attention`, or a :class:`~lipcore.cross.CrossAttention` made
+        of it, uses its Jacobian in three terms, anything else autodiff
+        (:class:`~lipcore.autodiff.AutogradJacobian` says what it asks of the map).
+    X : Tensor, shape (…, n, d)
+    norm : {"frobenius", "token"}
+        The norm of the outputs: of all that are looked at together, or of the one that moves most,
+        :math:`\max_i\|(D_Xf)_i\|_2`. For ``"token"`` each of m brackets is asked to fail m times
+        less often, so that all hold together with the probability asked for; ``left`` belongs to
+        the token that moves most, and ``iterations`` are those of all.
+    tokens : int or slice, optional
+        Which outputs are looked at, such as ``tokens=-1``; all if left out.
+    event_dims, layout
+        How a callable takes X, as in :class:`~lipcore.autodiff.AutogradJacobian`: how many of the
+        last dimensions are one input, and "LNE" where the batch is the second of three.
+    differentiable : bool
+        Whether ``value`` carries its gradient with respect to X and the parameters of the map,
+        which leads through the top pair of singular vectors. The iteration then runs to tol², since
+        the gradient is as accurate as the vectors are, and a warning says where the two largest
+        singular values nearly cross, and σ has a kink.
+    check : bool
+        Whether autodiff's Jacobian is checked at X (:mod:`lipcore.guard`); if not, the result says
+        so.
+    **options
+        Those of :func:`~lipcore.spectral.spectral_norm`, such as ``tol``.
+
+    Returns
+    -------
+    LocalLipschitz
+        One entry for each member of the batch, of shape X.shape[:-event_dims].
+
+    Examples
+    --------
+    >>> import torch
+    >>> from lipcore import Attention
+    >>> f = Attention.from_matrices(torch.zeros(2, 2), torch.eye(2))
+    >>> round(local_lipschitz(f, torch.randn(5, 2)).value.item(), 4)  # averaging has norm one
+    1.0
+    """
+    f = attention_or_callable
+    is_layer = isinstance(f, AttentionMap)
+    if is_layer:
+        if (event_dims, layout) != (2, "NLE"):
+            expected = "expected (…, n, d), which is what Attention takes"
+            raise ValueError(f"event_dims, layout: {expected}")
+        f.check_input(X)
+    by_autodiff = differentiable or not is_layer
+    if by_autodiff:
+        J = AutogradJacobian(f, X, event_dims=event_dims, layout=layout, check=check)
+    options["generator"] = _unrelated(options.get("generator"), X, event_dims, layout)
+    known = {"layer": f, "tokens": X.detach()} if is_layer else {}
+    if not by_autodiff and f.is_narrow:  # it is measured in its own few dimensions
+        with torch.no_grad():
+            small, Z, U = f.compressed()
+            found = local_lipschitz(small, X @ Z, norm=norm, tokens=tokens, **options)
+            vectors = {"left": found.left @ U.mT, "right": found.right @ Z.mT}
+        return replace(found, **vectors, **known)
+    if not by_autodiff:
+        J = f.jacobian(X)
+    if differentiable:
+        Y, fn = batch_first(f, X, layout)
+        found = _with_gradient(J, fn, Y, check_norm(norm), tokens, **options)
+    else:
+        found = _of_outputs(J, check_norm(norm), tokens, **options)
+    return LocalLipschitz(**vars(found), **known, checked=getattr(J, "checked", True))
+
+
+def _unrelated(generator, X: Tensor, event_dims: int, layout: str):
+    """Return the generator, or another where its start would be the tokens that it has drawn."""
+    # whoever draws tokens under the seed 0, as many do, would start at X itself, which a normalised
+    # map sends to zero; another seed makes the start independent of X again
+    if not isinstance(generator, torch.Generator | None):
+        return generator  # it is refused later
+    X = X.transpose(0, 1) if layout == "LNE" and X.ndim == 3 else X
+    source = torch.Generator() if generator is None else torch.Generator(generator.device)
+    source = source.manual_seed(0) if generator is None else source.set_state(generator.get_state())
+    tokens = X.detach().flatten(-event_dims).double().to(source.device)
+    like = {"dtype": tokens.dtype, "device": source.device}
+    start = torch.randn(tokens.shape[-1], generator=source, **like)
+    moved = torch.stack([tokens, tokens - tokens.mean(-1, keepdim=True)])  # or a multiple, shifted
+    cosines = torch.nn.functional.cosine_similarity(moved, start, dim=-1)
+    if bool((cosines.abs() > 0.9).any()):
+        return torch.Generator().manual_seed(_OTHER_SEED)
+    return generator
+
+
+# --- which outputs ---------------------------------------------------------------------------
+
+
+def check_norm(norm: str) -> str:
+    """Return the norm if it is one of :data:`NORMS`, else raise."""
+    if norm not in NORMS:
+        raise ValueError(f"norm: expected one of {', '.join(NORMS)}, got {norm!r}")
+    return norm
+
+
+def check_outputs(J: LinearOperator, tokens: int | slice) -> slice:
+    """Return the output tokens as a slice, or raise if there are none."""
+    if len(J.output_shape) < 2:
+        got = f"outputs of shape {J.output_shape}"
+        raise ValueError(f"tokens, norm: expected a map that puts out tokens (…, n, p), got {got}")
+    n = J.output_shape[-2]
+    chosen = tokens
+    if not isinstance(tokens, slice):
+        if isinstance(tokens, bool) or not hasattr(tokens, "__index__"):
+            raise TypeError(f"tokens: expected a whole number or a slice, got {tokens!r}")
+        token = operator.index(tokens)
+        chosen = slice(token, token + 1 or None)  # -1 is the last
+    if not range(n)[chosen]:
+        raise ValueError(f"tokens: expected some of the {n} outputs, got none by {tokens}")
+    return chosen
+
+
+def select_outputs(J: LinearOperator, tokens: int | slice | None) -> LinearOperator:
+    """Return J with zeros in place of the output tokens that are not looked at.
+
+    >>> J = AutogradJacobian(lambda X: 2 * X, torch.zeros(3, 1))
+    >>> select_outputs(J, -1).dense().tolist()
+    [[0.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 2.0]]
+    """
+    if tokens is None:
+        return J
+    tokens = check_outputs(J, tokens)
+
+    def selected(G: Tensor) -> Tensor:
+        only = torch.zeros_like(G)
+        only[..., tokens, :] = G[..., tokens, :]
+        return only
+
+    shapes = J.batch_shape, J.output_shape, J.output_shape
+    return FunctionOperator(selected, selected, J, *shapes) @ J
+
+
+def _of_outputs(
+    J: LinearOperator,
+    norm: str,
+    tokens: int | slice | None,
+    probability: float | None = 0.999,
+    **options,
+) -> SpectralNorm:
+    """Return the largest move of the output tokens that are looked at, in the norm asked for."""
+    if norm == "frobenius":
+        return spectral_norm(select_outputs(J, tokens), probability=probability, **options)
+    looked_at = check_outputs(J, slice(None) if tokens is None else tokens)
+    places = range(J.output_shape[-2])[looked_at]
+    each = probability
+    if probability is not None:  # all brackets shall hold together
+        limits = {"minimum": 0, "strict": True, "maximum": 1 - 1e-12 * len(places)}
+        each = 1 - (1 - check_number("probability", probability, **limits)) / len(places)
+    rows = (select_outputs(J, place) for place in places)
+    found = functools.reduce(
+        _larger, (spectral_norm(row, probability=each, **options) for row in rows)
+    )
+    return replace(found, probability=probability) if found.probability == each else found
+
+
+def _larger(a: SpectralNorm, b: SpectralNorm) -> SpectralNorm:
+    """Return for each member the larger of two, with a bracket of the larger of both truths."""
+    wins = b.value > a.value
+
+    def chosen(name: str) -> Tensor:
+        one = getattr(a, name)
+        shape = (*wins.shape, *[1] * (one.ndim - wins.ndim))
+        return torch.where(wins.reshape(shape), getattr(b, name), one)
+
+    return replace(
+        a,
+        **{name: chosen(name) for name in ("value", "lower", "residual", "left", "right")},
+        upper=torch.maximum(a.upper, b.upper),
+        iterations=a.iterations + b.iterations,
+        converged=a.converged & b.converged,
+    )
+
+
+# --- gradient --------------------------------------------------------------------------------
+
+
+def _with_gradient(
+    J: LinearOperator,
+    fn: Callable[[Tensor], Tensor],
+    X: Tensor,
+    norm: str,
+    tokens: int | slice | None,
+    tol: float = 1e-4,
+    **options,
+) -> SpectralNorm:
+    """Return σ with its gradient, and warn where the two largest singular values nearly cross."""
+    if norm != "frobenius":
+        raise ValueError(f"norm: expected 'frobenius' with differentiable=True, got {norm!r}")
+    J = select_outputs(J, tokens)
+    rounding = 16 * torch.finfo(X.dtype).eps
+    tol = max(check_number("tol", tol, minimum=0, strict=True) ** 2, rounding)
+    found = spectral_norm(J, tol=tol, **options)
+    # a double singular value cannot be seen from one start: J is measured without its top pair, and
+    # from another start, since the first may be u's own v
+    start = torch.Generator().manual_seed(1)
+    second = spectral_norm(deflate(J, found), tol=1e-2, generator=start).value.flatten()
+    first = found.value.flatten()
+    close = (first - second <= SMALLEST_GAP * first) & (first > 0)
+    if bool(close.any()):
+        members = close.nonzero().flatten().tolist()[:5]
+        warnings.warn(
+            f"differentiable: the two largest singular values of members {members} are within "
+            f"{SMALLEST_GAP:g} of each other: there σ has no gradient, or an inaccurate one",
+            stacklevel=3,
+        )
+    # where σ is simple, its derivative is that of ⟨u, D_X f[v]⟩ with u and v held fixed
+    with guard.isolated(X.device):
+        point = X if X.requires_grad else X.detach().clone().requires_grad_()
+        output = fn(point.clone())
+        graph = {"create_graph": True, "materialize_grads": True}
+        pulled = torch.autograd.grad(output, point, found.left.detach(), **graph)[0]
+        value = (pulled * found.right.detach()).reshape(*found.value.shape, -1).sum(-1)
+    return replace(found, value=value)
+
+
+def deflate(J: LinearOperator, found: SpectralNorm) -> LinearOperator:
+    """Return J − σ u vᵀ, which is J without its top singular triple.
+
+    >>> from lipcore.operators import MatrixOperator
+    >>> J = MatrixOperator(torch.diag(torch.tensor([3.0, 2.0])))
+    >>> deflate(J, spectral_norm(J, tol=1e-7)).dense().abs().round().tolist()
+    [[0.0, 0.0], [0.0, 2.0]]
+    """
+    sigma = found.value[..., None]
+
+    def along(seen: Tensor, vector: Tensor, given: Tensor) -> Tensor:
+        flat = (x.reshape(*found.value.shape, -1) for x in (seen, vector, given))
+        seen, vector, to = flat
+        return (sigma * (seen * vector).sum(-1, keepdim=True) * to).reshape(given.shape)
+
+    return FunctionOperator(
+        lambda H: J.matvec(H) - along(found.right, H, found.left),
+        lambda G: J.rmatvec(G) - along(found.left, G, found.right),
+        J,
+        J.batch_shape,
+        J.input_shape,
+        J.output_shape,
+    )
+
+
+# --- attribution -----------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def head_and_term_shares(layer: AttentionMap, X: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    r"""Return what each head and term of the Jacobian adds to :math:`\langle u, D_Xf[v]\rangle`.
+
+    The Jacobian is a sum over heads and over the three terms of :prf:ref:`thm-jacobian`: the
+    derivative with respect to the values (mixing), to the queries (own query) and to the keys
+    (others' keys). With the top singular pair the numbers sum to σ.
+
+    Parameters
+    ----------
+    layer : Attention or CrossAttention
+    X : Tensor, shape (…, n, d)
+    left, right : Tensor, shapes (…, n, output_dim) and (…, n, d)
+        The singular vectors u and v.
+
+    Returns
+    -------
+    Tensor, shape (…, heads, 3)
+        Mixing, own query (the query term) and others' keys (the key term); some may be negative.
+        With gates the shape is (…, heads, 4), and what their derivative adds comes last.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from lipcore import Attention
+    >>> f = Attention.from_matrices(torch.zeros(2, 2), torch.eye(2))  # no scores: mixing alone
+    >>> u = torch.full((2, 2), 0.5)
+    >>> head_and_term_shares(f, torch.eye(2), u, u).tolist()
+    [[1.0, 0.0, 0.0]]
+    """
+    X, left, right = (x.detach() for x in (X, left, right))
+    response = left if layer.output is None else left @ layer.output
+    response = response.unflatten(-1, (layer.heads, -1)).transpose(-3, -2)
+    gated = layer.gated(response, X)
+    projections = _project_and_move(layer, X, right)
+    n = response.shape[-2]
+    total = 0
+    for start in range(0, n, ROWS):
+        rows = slice(start, min(start + ROWS, n))
+        changes = _changes_by_term(layer, *projections, rows)  # (3, …, heads, rows, p)
+        total = total + (changes * gated[..., rows, :]).sum((-2, -1)).movedim(0, -1)
+    if layer.gates(X) is None:
+        return total
+    moved = torch.func.jvp(layer.gates, (X,), (right,))[1] * head_outputs(layer, X)
+    return torch.cat([total, (moved * response).sum((-2, -1))[..., None]], dim=-1)
+
+
+@torch.no_grad()
+def moves_by_term(layer: Attention, X: Tensor, H: Tensor) -> Tensor:
+    r"""Return the parts of D_X f[H] by the terms of the Jacobian, for a move H of the tokens.
+
+    Parameters
+    ----------
+    layer : Attention
+        A layer without gates.
+    X, H : Tensor, shape (…, n, d)
+
+    Returns
+    -------
+    Tensor, shape (3, …, n, output_dim)
+        Mixing, own query (the query term) and others' keys (the key term); their sum is D_X f[H].
+
+    Examples
+    --------
+    >>> import torch
+    >>> from lipcore import Attention
+    >>> f = Attention.from_matrices(torch.zeros(2, 2), torch.eye(2))  # no scores: mixing alone
+    >>> moves_by_term(f, torch.eye(2), torch.ones(2, 2)).norm(dim=(1, 2)).tolist()
+    [2.0, 0.0, 0.0]
+    """
+    rows = slice(0, X.shape[-2])
+    return layer.join_heads(_changes_by_term(layer, *_project_and_move(layer, X, H), rows))
+
+
+def _project_and_move(layer: AttentionMap, X: Tensor, H: Tensor) -> tuple[tuple, tuple]:
+    """Return queries, keys and values at X, and their derivatives in the direction H."""
+    with_bias = layer.sinks is not None
+    return torch.func.jvp(lambda Y: layer.project(Y, value_bias=with_bias), (X,), (H,))
+
+
+def _changes_by_term(layer: AttentionMap, projected: tuple, tangents: tuple, rows: slice) -> Tensor:
+    """Return how values, queries or keys alone change the heads, (3, …, heads, rows, p)."""
+    # by autodiff of the map itself, so that scores of any form are covered
+
+    def change(moved: int) -> Tensor:
+        def outputs(part: Tensor) -> Tensor:
+            parts = list(projected)
+            parts[moved] = part
+            queries, keys, values = parts
+            if moved != 2 and layer.sinks is None:
+                # rows of a change of weights sum to zero: values may be taken from their mean
+                values = values - values.mean(-2, keepdim=True)
+            return layer.row_weights(queries, keys, rows) @ values
+
+        return torch.func.jvp(outputs, (projected[moved],), (tangents[moved],))[1]
+
+    return torch.stack([change(moved) for moved in (2, 0, 1)])
