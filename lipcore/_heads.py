@@ -8,7 +8,6 @@ A *table* (a mask or a bias) holds an entry for each pair of tokens. Its shape i
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,17 +16,10 @@ from torch import Tensor
 ENTRIES = 2**23
 
 
-def tile_of(
-    table: Tensor, rows: slice, columns: int, blocks: tuple[tuple[int, ...], slice] | None
-) -> Tensor:
+def tile_of(table: Tensor, rows: slice, columns: int, blocks: tuple | None) -> Tensor:
     """Return the entries of a table for some rows and the first columns.
 
     ``blocks`` holds the shape (…, heads) and a slice of its entries, in order; None means all.
-
-    >>> table = torch.arange(8.0).reshape(2, 1, 2, 2)  # of two sequences, one for all heads
-    >>> tile_of(table, slice(0, 1), 2, ((2, 3), slice(2, 4)))
-    tensor([[[0., 1.]],
-            [[4., 5.]]])
     """
     tile = table[..., rows if table.shape[-2] > 1 else slice(None), :columns]
     if blocks is None or tile.ndim == 2:
@@ -72,17 +64,6 @@ def sink_factor(layer, scores: Tensor, blocks=None) -> Tensor | None:
     return torch.sigmoid(torch.logsumexp(scores, dim=-1, keepdim=True) - sinks)
 
 
-def select_sequences(layer, batch: tuple[int, ...], index):
-    """Return the layer for some sequences of a batch, with the masks and biases of these alone."""
-    tables = {name: getattr(layer, name) for name in ("mask", "bias")}
-    chosen = {
-        name: table.expand(*batch, *table.shape[-3:])[index]
-        for name, table in tables.items()
-        if table is not None and table.ndim > 3
-    }
-    return replace(layer, **chosen) if chosen else layer
-
-
 def per_head(X: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return X (…, n, d) times weight (heads, k, d), in one product: (…, heads, n, k)."""
     projected = (X @ weight.flatten(0, 1).mT).unflatten(-1, weight.shape[:2]).transpose(-3, -2)
@@ -91,12 +72,7 @@ def per_head(X: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 @torch.no_grad()
 def head_outputs(layer, X: Tensor) -> Tensor:
-    """Return the outputs of the heads before their gates, (…, heads, n, p), in memory linear in n.
-
-    >>> from lipcore import Attention
-    >>> head_outputs(Attention.from_matrices(torch.eye(1), torch.eye(1)), torch.ones(2, 1)).shape
-    torch.Size([1, 2, 1])
-    """
+    """Return the heads' outputs before their gates, (…, heads, n, p), in memory linear in n."""
     queries, keys, values = layer.project(layer.check_input(X))
     n = queries.shape[-2]
     height = max(1, ENTRIES // max(1, queries[..., :1, 0].numel() * keys.shape[-2]))

@@ -14,15 +14,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from lipcore._checks import (
-    check_fits,
-    check_head,
-    check_layer,
-    check_number,
-    check_same_kind,
-    check_tokens,
-)
-from lipcore._heads import mask_scores_, per_head, select_sequences, sink_factor
+from lipcore._checks import check_fits, check_head, check_layer, check_number, check_tokens, require
+from lipcore._heads import mask_scores_, per_head, sink_factor
 from lipcore.cross import AttentionMap, CrossAttention
 
 
@@ -200,8 +193,8 @@ class Attention(AttentionMap):
 
     def head(self, index: int) -> Attention:
         """Return head ``index`` alone, with its columns of the output projection, no bias."""
-        if not -self.heads <= index < self.heads:
-            raise IndexError(f"index: expected a head from 0 to {self.heads - 1}, got {index}")
+        is_one = -self.heads <= index < self.heads
+        require(is_one, "index", f"a head from 0 to {self.heads - 1}", index, IndexError)
         index %= self.heads
         weights = ("query", "key", "value", "gate")
         parts = ("sinks", *weights, *(f"{name}_bias" for name in weights))
@@ -217,7 +210,13 @@ class Attention(AttentionMap):
 
     def select_sequences(self, batch: tuple[int, ...], index) -> Attention:
         """Return the layer for some sequences of a batch, with the masks and biases of these."""
-        return select_sequences(self, batch, index)
+        tables = {"mask": self.mask, "bias": self.bias}
+        chosen = {
+            name: table.expand(*batch, *table.shape[-3:])[index]
+            for name, table in tables.items()
+            if table is not None and table.ndim > 3
+        }
+        return replace(self, **chosen) if chosen else self
 
     def compressed(self) -> tuple[Attention, Tensor, Tensor]:
         r"""Return the same layer in fewer dimensions, and the orthonormal frames that lead back.
@@ -292,9 +291,7 @@ class Attention(AttentionMap):
         angles = self.angles(vectors.shape[-2])
         return vectors if angles is None else rotate(vectors, -angles if back else angles)
 
-    def project(
-        self, X: Tensor, memory: Tensor | None = None, *, value_bias: bool = True
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, X: Tensor, memory: Tensor | None = None, *, value_bias: bool = True) -> tuple:
         """Return queries times λ, keys and values of every head, shapes (…, heads, n, k | k | p).
 
         Keys and values are made from ``memory``, or from X if that is left out. Unless there are
@@ -321,13 +318,9 @@ class Attention(AttentionMap):
 
     def check_input(self, X: Tensor) -> Tensor:
         """Return X if this layer can take it, else raise."""
-        check_tokens(X, self.d)
-        check_same_kind("X", X, self.query, "the attention's weights")
-        if self.key.shape[2] != self.d:
-            got = f"keys of tokens of dimension {self.key.shape[2]}: use .cross(memory=...)"
-            raise ValueError(
-                f"X: expected a layer of one sequence of dimension {self.d}, got {got}"
-            )
+        check_tokens(X, self.d, layer=self)
+        is_one = self.key.shape[2] == self.d
+        require(is_one, "X", "a layer of one sequence", "one of two: use .cross(memory=...)")
         check_fits(self, X)
         return X
 
@@ -348,9 +341,7 @@ class Attention(AttentionMap):
         names = ("softcap", "query_norm", "key_norm")
         return [name for name in names if getattr(self, name) is not None]
 
-    def cross(
-        self, *, memory: Tensor | None = None, queries: Tensor | None = None
-    ) -> CrossAttention:
+    def cross(self, *, memory=None, queries=None) -> CrossAttention:
         """Return cross-attention as a map of the queries' tokens or of the memory, the other fixed.
 
         Parameters

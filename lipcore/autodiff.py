@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from lipcore import guard
-from lipcore._checks import check_count, check_real_tensor, check_same_kind, check_tokens
+from lipcore._checks import check_count, check_real_tensor, check_same_kind, check_tokens, require
 from lipcore.operators import LinearOperator
 
 _DTYPES = re.compile(r"dtype|scalar type|Input type|data type")
@@ -20,10 +20,7 @@ _DTYPES = re.compile(r"dtype|scalar type|Input type|data type")
 _CURES = (
     (r"reentrant|CheckpointFunction", "pass use_reentrant=False to torch.utils.checkpoint"),
     (r"autograd\.Function", "give the torch.autograd.Function in it a backward of its own"),
-    (
-        r"attention|flash|sdp",
-        "use explicit softmax (for transformers models, attn_implementation='eager')",
-    ),
+    (r"attention|flash|sdp", "use explicit softmax (transformers: attn_implementation='eager')"),
     (r"storage|numpy", "stay with PyTorch's operations: what leaves its tensors has no derivative"),
     (r"[Nn]ested", "pass tensors without nesting"),
 )
@@ -52,13 +49,6 @@ class AutogradJacobian(LinearOperator):
     check : bool
         Without it the map is not checked: what autodiff gives is taken for the derivative.
 
-    Raises
-    ------
-    ValueError, TypeError, RuntimeError
-        If the map is refused, or fails at X.
-    NotImplementedError
-        If PyTorch has no derivative of an operation in it.
-
     Notes
     -----
     All products come from one evaluation. Reverse mode gives Jᵀ[G], and the derivative of that with
@@ -73,24 +63,13 @@ class AutogradJacobian(LinearOperator):
     tensor([1., 1.])
     """
 
-    def __init__(
-        self,
-        fn: Callable[[Tensor], Tensor],
-        X: Tensor,
-        *,
-        event_dims: int = 2,
-        layout: str = "NLE",
-        check: bool = True,
-    ) -> None:
-        if not callable(fn):
-            raise TypeError(f"fn: expected a callable, got {type(fn).__name__}")
+    def __init__(self, fn: Callable, X: Tensor, *, event_dims=2, layout="NLE", check=True) -> None:
+        require(callable(fn), "fn", "a callable", type(fn).__name__, TypeError)
         if check:
             guard.refuse_training(fn)
         X, self.fn = batch_first(fn, X, layout)
         batch = X.ndim - check_count("event_dims", event_dims)
-        if batch < 0:
-            expected = f"at most the {X.ndim} dimensions of X"
-            raise ValueError(f"event_dims: expected {expected}, got {event_dims}")
+        require(batch >= 0, "event_dims", f"at most the {X.ndim} dimensions of X", event_dims)
         self.checked = check
         self._once = False  # whether some operation can be differentiated once only
         self._transposed = None
@@ -98,24 +77,17 @@ class AutogradJacobian(LinearOperator):
             self.X = X.detach().clone(memory_format=torch.contiguous_format)
             self._input = self.X.clone().requires_grad_()
             self._output = self._called(self._input)
-        self._check_output(batch, event_dims)
-        self.value = self._output.detach()
+        value = self._output
+        got = f"{type(value).__name__}: wrap it, for example lambda X: module(X)[0]"
+        require(isinstance(value, Tensor), "fn", "a map that returns a tensor", got, TypeError)
+        check_same_kind("fn(X)", check_real_tensor("fn(X)", value), self.X, "X")
+        members = tuple(X.shape[:batch])
+        got = f"shape {tuple(value.shape)}: if that is no batch, pass event_dims={event_dims + 1}"
+        require(value.shape[:batch] == members, "fn", f"outputs with the batch {members}", got)
+        self.value = value.detach()
         self._describe(X, X.shape[:batch], X.shape[batch:], self.value.shape[batch:])
         if check:
             guard.check_derivative(self, batch)
-
-    def _check_output(self, batch: int, event_dims: int) -> None:
-        """Refuse an output that is no finite tensor of X's kind with the batch in front."""
-        value = self._output
-        if not isinstance(value, Tensor):
-            got = f"{type(value).__name__}: wrap it, for example lambda X: module(X)[0]"
-            raise TypeError(f"fn: expected a map that returns a tensor, got {got}")
-        check_same_kind("fn(X)", check_real_tensor("fn(X)", value), self.X, "X")
-        if value.shape[:batch] != self.X.shape[:batch]:
-            expected = f"an output that begins with the batch {tuple(self.X.shape[:batch])}"
-            cure = f"if that is no batch, pass event_dims={event_dims + 1}"
-            got = f"shape {tuple(value.shape)}: {cure}"
-            raise ValueError(f"fn: expected {expected}, got {got}")
 
     def evaluate(self, X: Tensor) -> Tensor:
         """Return the value of the map at X, without a derivative."""
@@ -186,9 +158,8 @@ def batch_first(fn: Callable, X: Tensor, layout: str) -> tuple[Tensor, Callable]
     check_tokens(X)
     if layout == "NLE":
         return X, fn
-    if layout != "LNE" or X.ndim != 3:
-        expected = "expected 'NLE', or 'LNE' with X of three dimensions"
-        raise ValueError(f"layout: {expected}, got {layout!r} with X of {X.ndim}")
+    is_second = layout == "LNE" and X.ndim == 3
+    require(is_second, "layout", "'NLE', or 'LNE' with three dimensions", f"{layout!r} of {X.ndim}")
 
     def swapped(X: Tensor) -> Tensor:
         value = fn(X.transpose(0, 1))

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from lipcore._checks import check_fits, check_same_kind, check_scores, check_tokens
-from lipcore._heads import select_sequences
+from lipcore._checks import check_fits, check_scores, check_tokens, require
 from lipcore.autodiff import AutogradJacobian
 from lipcore.jacobian import AttentionJacobian
 from lipcore.operators import LinearOperator
@@ -27,10 +26,7 @@ class AttentionMap:
     """What self-attention and cross-attention do alike, from queries, keys and values on."""
 
     def weights(self, X: Tensor) -> Tensor:
-        """Return the attention weights P, (…, heads, queries, keys); rows sum to at most one.
-
-        They sum to one unless there are sinks.
-        """
+        """Return the weights P, (…, heads, queries, keys); rows sum to one, or less with sinks."""
         queries, keys, _ = self.project(self.check_input(X))
         check_scores(queries, keys)
         return self.row_weights(queries, keys, slice(0, queries.shape[-2]))
@@ -93,22 +89,18 @@ class CrossAttention(AttentionMap):
     is_narrow = False
 
     def __post_init__(self) -> None:
-        if (self.memory is None) == (self.queries is None):
-            got = "none" if self.memory is None else "both"
-            raise ValueError(f"memory, queries: expected one of them, the fixed one, got {got}")
-        if self.attention.causal or self.attention.window is not None:
-            cure = "say with a mask of shape (queries, keys) who sees what"
-            got = "causal=True" if self.attention.causal else f"window={self.attention.window}"
-            raise ValueError(f"attention: expected one for two sequences, got {got}: {cure}")
-        name = "queries" if self.memory is None else "memory"
-        d = self.attention.d if self.memory is None else self.attention.key.shape[2]
-        check_tokens(self._fixed, d, name=name)
-        check_same_kind(name, self._fixed, self.attention.query, "the attention's weights")
+        is_one = (self.memory is None) != (self.queries is None)
+        require(is_one, "memory, queries", "one of them, the fixed one", "none or both")
+        layer = self.attention
+        got = f"causal={layer.causal}, window={layer.window}: a mask can say who sees what"
+        is_free = not layer.causal and layer.window is None
+        require(is_free, "attention", "one for two sequences", got)
+        name, d = ("queries", layer.d) if self.memory is None else ("memory", layer.key.shape[2])
+        check_tokens(self._fixed, d, name, layer)
 
     def __repr__(self) -> str:
         """Return one line with the layer and what is held fixed."""
-        moving = "queries" if self.queries is None else "memory"
-        held = "memory" if self.queries is None else "queries"
+        moving, held = ("queries", "memory") if self.queries is None else ("memory", "queries")
         return f"{self.attention!r} of {moving}, at {held} of shape {tuple(self._fixed.shape)}"
 
     @property
@@ -149,12 +141,9 @@ class CrossAttention(AttentionMap):
 
     def check_input(self, X: Tensor) -> Tensor:
         """Return X if this map can take it, else raise."""
-        check_tokens(X, self.d)
-        check_same_kind("X", X, self.attention.query, "the attention's weights")
-        batch = self._fixed.shape[:-2]
-        if batch and batch != X.shape[:-2]:
-            expected = f"the batch {tuple(batch)} of what is held fixed"
-            raise ValueError(f"X: expected {expected}, got shape {tuple(X.shape)}")
+        check_tokens(X, self.d, layer=self.attention)
+        batch = tuple(self._fixed.shape[:-2])
+        require(batch in ((), X.shape[:-2]), "X", f"the fixed one's batch {batch}", tuple(X.shape))
         check_fits(self.attention, *self.pair(X))
         return X
 
@@ -170,4 +159,4 @@ class CrossAttention(AttentionMap):
         """Return the map for some sequences of a batch, with what belongs to these alone."""
         fixed = {"memory": self.memory, "queries": self.queries}
         chosen = {n: x[index] for n, x in fixed.items() if x is not None and x.ndim > 2}
-        return replace(self, attention=select_sequences(self.attention, batch, index), **chosen)
+        return replace(self, attention=self.attention.select_sequences(batch, index), **chosen)

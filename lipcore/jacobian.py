@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from lipcore._checks import check_scores
+from lipcore._checks import check_scores, require
 from lipcore._heads import head_outputs, mask_scores_, sink_factor
 from lipcore.operators import LinearOperator
 
@@ -73,11 +73,8 @@ class AttentionJacobian(LinearOperator):
     @torch.no_grad()
     def __init__(self, layer, X: Tensor, *, store: bool | None = None) -> None:
         attention = self.attention = getattr(layer, "attention", layer)
-        if attention.not_bilinear:
-            got = ", ".join(attention.not_bilinear)
-            raise ValueError(
-                f"attention: expected scores (A x + c)·x alone, got {got}: use .jacobian"
-            )
+        others = attention.not_bilinear
+        require(not others, "attention", "scores (A x + c)·x alone", f"{others}: use .jacobian")
         X = layer.check_input(X).detach()
         # unless sinks take a share, a bias of the values cancels: left out, it costs no digits
         projected = layer.project(X, value_bias=attention.sinks is not None)
@@ -86,7 +83,13 @@ class AttentionJacobian(LinearOperator):
         check_scores(self._q, self._k)
         output_shape = (self._q.shape[1], attention.output_dim)
         self._describe(X, X.shape[:-2], X.shape[-2:], output_shape)
-        self._choose_what_moves(layer)
+        # the matrix (heads·width, d) that maps H to the tangents of all parts that move with X
+        query = attention.scale * attention.query
+        weights = {"query": query, "key": attention.key, "value": attention.value}
+        weights |= {} if attention.gate is None else {"gate": attention.gate}
+        weights = {name: weight for name, weight in weights.items() if name in layer.moving}
+        self._widths = {name: weight.shape[-2] for name, weight in weights.items()}
+        self._projection = torch.cat([*weights.values()], dim=-2).flatten(0, 1)
         self._gates = self._slopes = None
         if attention.gate is not None:
             gates = layer.gates(X)
@@ -94,16 +97,6 @@ class AttentionJacobian(LinearOperator):
             if "gate" in self._widths:
                 self._slopes = (gates * (1 - gates) * head_outputs(layer, X)).flatten(0, -3)
         self._weigh(store)
-
-    def _choose_what_moves(self, layer) -> None:
-        """Set the matrix (heads·width, d) that maps H to the tangents of all parts that move."""
-        attention = self.attention
-        query = attention.scale * attention.query
-        weights = {"query": query, "key": attention.key, "value": attention.value}
-        weights |= {} if attention.gate is None else {"gate": attention.gate}
-        weights = {name: weight for name, weight in weights.items() if name in layer.moving}
-        self._widths = {name: weight.shape[-2] for name, weight in weights.items()}
-        self._projection = torch.cat([*weights.values()], dim=-2).flatten(0, 1)
 
     def _weigh(self, store: bool | None) -> None:
         """Work out P once, for its largest entries, and keep it where it is small."""
@@ -214,14 +207,7 @@ class AttentionJacobian(LinearOperator):
         return tokens.unflatten(-1, (self.attention.heads, -1)).transpose(-3, -2).flatten(0, -3)
 
 
-def cut_into_tiles(
-    blocks: int,
-    n: int,
-    itemsize: int,
-    device: str = "cpu",
-    causal: bool = False,
-    keys: int | None = None,
-) -> list[tuple[slice, slice, slice]]:
+def cut_into_tiles(blocks, n, itemsize, device="cpu", causal=False, keys=None) -> list[tuple]:
     """Cut P (blocks, n, keys) into tiles (heads, rows, all keys that they see), last rows first."""
     keys = n if keys is None else keys
     entries = (TILE_BYTES if device == "cpu" else ACCELERATOR_TILE_BYTES) // itemsize

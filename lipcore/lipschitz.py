@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from lipcore import guard
-from lipcore._checks import check_number
+from lipcore._checks import check_number, require
 from lipcore._heads import head_outputs
 from lipcore.attention import Attention
-from lipcore.autodiff import AutogradJacobian, batch_first
+from lipcore.autodiff import AutogradJacobian
 from lipcore.cross import AttentionMap
 from lipcore.operators import FunctionOperator, LinearOperator
 from lipcore.spectral import SpectralNorm, spectral_norm
@@ -87,9 +87,8 @@ class LocalLipschitz(SpectralNorm):
         [[0.0, 1.0], [0.0, 1.0]]
         """
         batch = self.value.ndim
-        if min(self.left.ndim, self.right.ndim) < batch + 2:
-            shape = tuple(self.right.shape[batch:])
-            raise ValueError(f"by_token: expected tokens in and out, got inputs of shape {shape}")
+        has_tokens = min(self.left.ndim, self.right.ndim) >= batch + 2
+        require(has_tokens, "by_token", "tokens in and out", tuple(self.right.shape[batch:]))
         return tuple(x.flatten(batch + 1).norm(dim=-1) for x in (self.left, self.right))
 
     def by_head(self) -> Tensor:
@@ -113,21 +112,11 @@ class LocalLipschitz(SpectralNorm):
 
         The terms are mixing, own query (the query term) and others' keys (the key term), and where
         there are gates a fourth, their derivative. The entries sum to σ, and one may be negative.
-
-        Examples
-        --------
-        >>> import torch
-        >>> from lipcore import Attention, local_lipschitz
-        >>> f = Attention.from_matrices(torch.zeros(2, 2), torch.eye(2))  # no scores
-        >>> local_lipschitz(f, torch.eye(2)).by_term().round(decimals=3).tolist()
-        [1.0, 0.0, 0.0]
         """
         return self._shares("by_term").sum(-2)
 
     def _shares(self, name: str) -> Tensor:
-        if self.layer is None:
-            expected = "the result of local_lipschitz(attention, X)"
-            raise ValueError(f"{name}: expected {expected}, got one whose map has no known heads")
+        require(self.layer is not None, name, "the σ of an Attention", "that of another map")
         return head_and_term_shares(self.layer, self.tokens, self.left, self.right)
 
 
@@ -189,14 +178,14 @@ def local_lipschitz(
     f = attention_or_callable
     is_layer = isinstance(f, AttentionMap)
     if is_layer:
-        if (event_dims, layout) != (2, "NLE"):
-            expected = "expected (…, n, d), which is what Attention takes"
-            raise ValueError(f"event_dims, layout: {expected}")
+        given = event_dims, layout
+        require(given == (2, "NLE"), "event_dims, layout", "(2, 'NLE') for attention", given)
         f.check_input(X)
     by_autodiff = differentiable or not is_layer
     if by_autodiff:
         J = AutogradJacobian(f, X, event_dims=event_dims, layout=layout, check=check)
-    options["generator"] = _unrelated(options.get("generator"), X, event_dims, layout)
+    Y = X.transpose(0, 1) if layout == "LNE" else X  # with the batch in front
+    options["generator"] = _unrelated(options.get("generator"), Y, event_dims)
     known = {"layer": f, "tokens": X.detach()} if is_layer else {}
     if not by_autodiff and f.is_narrow:  # it is measured in its own few dimensions
         with torch.no_grad():
@@ -207,20 +196,18 @@ def local_lipschitz(
     if not by_autodiff:
         J = f.jacobian(X)
     if differentiable:
-        Y, fn = batch_first(f, X, layout)
-        found = _with_gradient(J, fn, Y, check_norm(norm), tokens, **options)
+        found = _with_gradient(J, Y, check_norm(norm), tokens, **options)
     else:
         found = _of_outputs(J, check_norm(norm), tokens, **options)
     return LocalLipschitz(**vars(found), **known, checked=getattr(J, "checked", True))
 
 
-def _unrelated(generator, X: Tensor, event_dims: int, layout: str):
+def _unrelated(generator, X: Tensor, event_dims: int):
     """Return the generator, or another where its start would be the tokens that it has drawn."""
     # whoever draws tokens under the seed 0, as many do, would start at X itself, which a normalised
     # map sends to zero; another seed makes the start independent of X again
     if not isinstance(generator, torch.Generator | None):
         return generator  # it is refused later
-    X = X.transpose(0, 1) if layout == "LNE" and X.ndim == 3 else X
     source = torch.Generator() if generator is None else torch.Generator(generator.device)
     source = source.manual_seed(0) if generator is None else source.set_state(generator.get_state())
     tokens = X.detach().flatten(-event_dims).double().to(source.device)
@@ -238,35 +225,26 @@ def _unrelated(generator, X: Tensor, event_dims: int, layout: str):
 
 def check_norm(norm: str) -> str:
     """Return the norm if it is one of :data:`NORMS`, else raise."""
-    if norm not in NORMS:
-        raise ValueError(f"norm: expected one of {', '.join(NORMS)}, got {norm!r}")
+    require(norm in NORMS, "norm", f"one of {', '.join(NORMS)}", repr(norm))
     return norm
 
 
 def check_outputs(J: LinearOperator, tokens: int | slice) -> slice:
     """Return the output tokens as a slice, or raise if there are none."""
-    if len(J.output_shape) < 2:
-        got = f"outputs of shape {J.output_shape}"
-        raise ValueError(f"tokens, norm: expected a map that puts out tokens (…, n, p), got {got}")
+    require(len(J.output_shape) > 1, "tokens, norm", "outputs (…, n, p)", J.output_shape)
     n = J.output_shape[-2]
     chosen = tokens
     if not isinstance(tokens, slice):
-        if isinstance(tokens, bool) or not hasattr(tokens, "__index__"):
-            raise TypeError(f"tokens: expected a whole number or a slice, got {tokens!r}")
+        is_number = hasattr(tokens, "__index__") and not isinstance(tokens, bool)
+        require(is_number, "tokens", "a whole number or a slice", repr(tokens), TypeError)
         token = operator.index(tokens)
         chosen = slice(token, token + 1 or None)  # -1 is the last
-    if not range(n)[chosen]:
-        raise ValueError(f"tokens: expected some of the {n} outputs, got none by {tokens}")
+    require(range(n)[chosen], "tokens", f"some of the {n} outputs", f"none by {tokens}")
     return chosen
 
 
 def select_outputs(J: LinearOperator, tokens: int | slice | None) -> LinearOperator:
-    """Return J with zeros in place of the output tokens that are not looked at.
-
-    >>> J = AutogradJacobian(lambda X: 2 * X, torch.zeros(3, 1))
-    >>> select_outputs(J, -1).dense().tolist()
-    [[0.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 2.0]]
-    """
+    """Return J with zeros in place of the output tokens that are not looked at."""
     if tokens is None:
         return J
     tokens = check_outputs(J, tokens)
@@ -280,13 +258,7 @@ def select_outputs(J: LinearOperator, tokens: int | slice | None) -> LinearOpera
     return FunctionOperator(selected, selected, J, *shapes) @ J
 
 
-def _of_outputs(
-    J: LinearOperator,
-    norm: str,
-    tokens: int | slice | None,
-    probability: float | None = 0.999,
-    **options,
-) -> SpectralNorm:
+def _of_outputs(J, norm, tokens, probability=0.999, **options) -> SpectralNorm:
     """Return the largest move of the output tokens that are looked at, in the norm asked for."""
     if norm == "frobenius":
         return spectral_norm(select_outputs(J, tokens), probability=probability, **options)
@@ -296,10 +268,9 @@ def _of_outputs(
     if probability is not None:  # all brackets shall hold together
         limits = {"minimum": 0, "strict": True, "maximum": 1 - 1e-12 * len(places)}
         each = 1 - (1 - check_number("probability", probability, **limits)) / len(places)
-    rows = (select_outputs(J, place) for place in places)
-    found = functools.reduce(
-        _larger, (spectral_norm(row, probability=each, **options) for row in rows)
-    )
+    options["probability"] = each
+    rows = (spectral_norm(select_outputs(J, place), **options) for place in places)
+    found = functools.reduce(_larger, rows)
     return replace(found, probability=probability) if found.probability == each else found
 
 
@@ -324,19 +295,10 @@ def _larger(a: SpectralNorm, b: SpectralNorm) -> SpectralNorm:
 # --- gradient --------------------------------------------------------------------------------
 
 
-def _with_gradient(
-    J: LinearOperator,
-    fn: Callable[[Tensor], Tensor],
-    X: Tensor,
-    norm: str,
-    tokens: int | slice | None,
-    tol: float = 1e-4,
-    **options,
-) -> SpectralNorm:
+def _with_gradient(J, X, norm, tokens, tol=1e-4, **options) -> SpectralNorm:
     """Return σ with its gradient, and warn where the two largest singular values nearly cross."""
-    if norm != "frobenius":
-        raise ValueError(f"norm: expected 'frobenius' with differentiable=True, got {norm!r}")
-    J = select_outputs(J, tokens)
+    require(norm == "frobenius", "norm", "'frobenius' with differentiable=True", repr(norm))
+    fn, J = J.fn, select_outputs(J, tokens)
     rounding = 16 * torch.finfo(X.dtype).eps
     tol = max(check_number("tol", tol, minimum=0, strict=True) ** 2, rounding)
     found = spectral_norm(J, tol=tol, **options)
@@ -364,28 +326,18 @@ def _with_gradient(
 
 
 def deflate(J: LinearOperator, found: SpectralNorm) -> LinearOperator:
-    """Return J − σ u vᵀ, which is J without its top singular triple.
-
-    >>> from lipcore.operators import MatrixOperator
-    >>> J = MatrixOperator(torch.diag(torch.tensor([3.0, 2.0])))
-    >>> deflate(J, spectral_norm(J, tol=1e-7)).dense().abs().round().tolist()
-    [[0.0, 0.0], [0.0, 2.0]]
-    """
+    """Return J − σ u vᵀ, which is J without its top singular triple."""
     sigma = found.value[..., None]
 
     def along(seen: Tensor, vector: Tensor, given: Tensor) -> Tensor:
-        flat = (x.reshape(*found.value.shape, -1) for x in (seen, vector, given))
-        seen, vector, to = flat
+        seen, vector, to = (x.reshape(*sigma.shape[:-1], -1) for x in (seen, vector, given))
         return (sigma * (seen * vector).sum(-1, keepdim=True) * to).reshape(given.shape)
 
-    return FunctionOperator(
+    products = (
         lambda H: J.matvec(H) - along(found.right, H, found.left),
         lambda G: J.rmatvec(G) - along(found.left, G, found.right),
-        J,
-        J.batch_shape,
-        J.input_shape,
-        J.output_shape,
     )
+    return FunctionOperator(*products, J, J.batch_shape, J.input_shape, J.output_shape)
 
 
 # --- attribution -----------------------------------------------------------------------------
@@ -395,31 +347,9 @@ def deflate(J: LinearOperator, found: SpectralNorm) -> LinearOperator:
 def head_and_term_shares(layer: AttentionMap, X: Tensor, left: Tensor, right: Tensor) -> Tensor:
     r"""Return what each head and term of the Jacobian adds to :math:`\langle u, D_Xf[v]\rangle`.
 
-    The Jacobian is a sum over heads and over the three terms of :prf:ref:`thm-jacobian`: the
-    derivative with respect to the values (mixing), to the queries (own query) and to the keys
-    (others' keys). With the top singular pair the numbers sum to σ.
-
-    Parameters
-    ----------
-    layer : Attention or CrossAttention
-    X : Tensor, shape (…, n, d)
-    left, right : Tensor, shapes (…, n, output_dim) and (…, n, d)
-        The singular vectors u and v.
-
-    Returns
-    -------
-    Tensor, shape (…, heads, 3)
-        Mixing, own query (the query term) and others' keys (the key term); some may be negative.
-        With gates the shape is (…, heads, 4), and what their derivative adds comes last.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from lipcore import Attention
-    >>> f = Attention.from_matrices(torch.zeros(2, 2), torch.eye(2))  # no scores: mixing alone
-    >>> u = torch.full((2, 2), 0.5)
-    >>> head_and_term_shares(f, torch.eye(2), u, u).tolist()
-    [[1.0, 0.0, 0.0]]
+    The shape is (…, heads, 3), or 4 with gates; with the top singular pair the numbers sum to σ.
+    The terms are the derivatives (:prf:ref:`thm-jacobian`) with respect to the values (mixing), the
+    queries (own query), the keys (others' keys), and the gates.
     """
     X, left, right = (x.detach() for x in (X, left, right))
     response = left if layer.output is None else left @ layer.output
@@ -452,14 +382,6 @@ def moves_by_term(layer: Attention, X: Tensor, H: Tensor) -> Tensor:
     -------
     Tensor, shape (3, …, n, output_dim)
         Mixing, own query (the query term) and others' keys (the key term); their sum is D_X f[H].
-
-    Examples
-    --------
-    >>> import torch
-    >>> from lipcore import Attention
-    >>> f = Attention.from_matrices(torch.zeros(2, 2), torch.eye(2))  # no scores: mixing alone
-    >>> moves_by_term(f, torch.eye(2), torch.ones(2, 2)).norm(dim=(1, 2)).tolist()
-    [2.0, 0.0, 0.0]
     """
     rows = slice(0, X.shape[-2])
     return layer.join_heads(_changes_by_term(layer, *_project_and_move(layer, X, H), rows))

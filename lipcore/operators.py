@@ -6,12 +6,11 @@ Arguments that do not fit raise a ValueError or a TypeError.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from lipcore._checks import check_tokens
+from lipcore._checks import check_tokens, require
 
 
 class LinearOperator:
@@ -58,19 +57,15 @@ class LinearOperator:
 
     def __matmul__(self, other: LinearOperator) -> LinearOperator:
         """Return the product: first ``other``, then this operator."""
-        if other.output_shape != self.input_shape or other.batch_shape != self.batch_shape:
-            got = " and ".join(
-                f"{J.batch_shape}, {J.input_shape} → {J.output_shape}" for J in (self, other)
-            )
-            raise ValueError(f"@: expected operators that fit, got {got}")
-        return FunctionOperator(
+        fit = (other.batch_shape, other.output_shape) == (self.batch_shape, self.input_shape)
+        sizes = [f"{J.batch_shape}, {J.input_shape} → {J.output_shape}" for J in (self, other)]
+        require(fit, "@", "operators that fit", " and ".join(sizes))
+        products = (
             lambda H: self.matvec(other.matvec(H)),
             lambda G: other.rmatvec(self.rmatvec(G)),
-            self,
-            self.batch_shape,
-            other.input_shape,
-            self.output_shape,
         )
+        shapes = self.batch_shape, other.input_shape, self.output_shape
+        return FunctionOperator(*products, self, *shapes)
 
     def dense(self) -> Tensor:
         """Return the matrices, (…, rows, columns), one product for each column: for small cases."""
@@ -81,10 +76,11 @@ class LinearOperator:
         return torch.stack([image.reshape(*self.batch_shape, rows) for image in images], dim=-1)
 
     def _check(self, name: str, tensor: Tensor, event_shape: tuple[int, ...]) -> Tensor:
-        expected = (*self.batch_shape, *event_shape)
+        # called before every product: what is said of a refusal is put together only then
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
-        if tuple(tensor.shape) != expected:
+        expected = (*self.batch_shape, *event_shape)
+        if tensor.shape != expected:
             raise ValueError(f"{name}: expected shape {expected}, got {tuple(tensor.shape)}")
         if tensor.dtype != self.dtype or tensor.device != self.device:
             got = f"{tensor.dtype} on {tensor.device}"
@@ -130,15 +126,7 @@ class FunctionOperator(LinearOperator):
     [[4.0, 0.0], [0.0, 4.0]]
     """
 
-    def __init__(
-        self,
-        matvec: Callable[[Tensor], Tensor],
-        rmatvec: Callable[[Tensor], Tensor],
-        like: Tensor | LinearOperator,
-        batch_shape: tuple[int, ...],
-        input_shape: tuple[int, ...],
-        output_shape: tuple[int, ...],
-    ) -> None:
+    def __init__(self, matvec, rmatvec, like, batch_shape, input_shape, output_shape) -> None:
         self._products = matvec, rmatvec
         self._describe(like, batch_shape, input_shape, output_shape)
 

@@ -21,7 +21,7 @@ from numpy import ndarray
 from scipy.special import betaincinv
 from torch import Tensor
 
-from lipcore._checks import check_count, check_number
+from lipcore._checks import check_count, check_number, require
 from lipcore.operators import LinearOperator, MatrixOperator
 
 #: Vectors of the Lanczos basis that are stored together.
@@ -86,9 +86,8 @@ class SpectralNorm:
     right: Tensor
 
     def __float__(self) -> float:
-        if self.value.numel() != 1:
-            got = self.value.numel()
-            raise TypeError(f"float: expected the result of one input, got {got}: take r[i]")
+        members = self.value.numel()
+        require(members == 1, "float", "one input", f"{members}: take r[i]", TypeError)
         return self.value.item()
 
     def __format__(self, spec: str) -> str:
@@ -212,14 +211,12 @@ def spectral_norm(
     (3.0, True)
     """
     J = MatrixOperator(operator) if isinstance(operator, Tensor) else operator
-    if not isinstance(J, LinearOperator):
-        got = type(operator).__name__
-        raise TypeError(f"operator: expected a LinearOperator or a torch.Tensor, got {got}")
-    if J.dtype not in (torch.float32, torch.float64):
-        raise TypeError(f"operator: expected one of float32 or float64, got {J.dtype}")
+    expected = "a LinearOperator or a torch.Tensor"
+    require(isinstance(J, LinearOperator), "operator", expected, type(J).__name__, TypeError)
+    is_real = J.dtype in (torch.float32, torch.float64)
+    require(is_real, "operator", "one of float32 or float64", J.dtype, TypeError)
     runs = {"lanczos": (_lanczos, 300), "power": (_power, 1000)}
-    if method not in runs:
-        raise ValueError(f"method: expected 'lanczos' or 'power', got {method!r}")
+    require(method in runs, "method", "'lanczos' or 'power'", repr(method))
     run, limit = runs[method]
     tol = check_number("tol", tol, minimum=0, strict=True, maximum=1)
     limit = limit if max_iterations is None else check_count("max_iterations", max_iterations)
@@ -227,30 +224,33 @@ def spectral_norm(
     if probability is not None:
         limits = {"minimum": 0, "strict": True, "maximum": 1 - 1e-13}
         probability = check_number("probability", probability, **limits)
-        overlap = _overlap_quantile(J.shape[1], 1 - probability)
+        # the s with P(|⟨v, z⟩| < s) = 1 − probability, for v uniform on the sphere and z fixed
+        columns, failure = J.shape[1], 1 - probability
+        square = betaincinv(0.5, (columns - 1) / 2, failure) if columns > 1 else 1.0
+        overlap = math.sqrt(square)
     v_1 = _random_start(J, generator)
     with torch.inference_mode(J.allows_inference_mode):  # calls cost less
         parts = run(_FlatOperator(J), v_1, tol, limit, overlap)
     found = SpectralNorm(probability=probability, **{k: x.clone() for k, x in parts.items()})
-    if probability is not None:
-        found = replace(found, converged=_closed(found, tol, method))
+    if probability is not None:  # a bracket is then as narrow as convergence promises
+        slack = (1 + math.sqrt(tol)) * (1 + math.sqrt(torch.finfo(J.dtype).eps))
+        closed = found.upper <= slack * found.value
+        expected = "products with J that repeat, and with Jᵀ that belong to it"
+        repeats = method == "power" or not bool((found.converged & ~closed).any())
+        require(repeats, "operator", expected, "brackets that they do not close")
+        found = replace(found, converged=found.converged & closed)
     return found if upper_bound is None else _with_bound(found, upper_bound)
 
 
 def _random_start(J: LinearOperator, generator: torch.Generator | None) -> Tensor:
     """Return one vector, uniform on the sphere, for all members of the batch: (*batch, N)."""
     generator = torch.Generator().manual_seed(0) if generator is None else generator
-    if not isinstance(generator, torch.Generator):
-        raise TypeError(f"generator: expected a torch.Generator, got {type(generator).__name__}")
+    is_source = isinstance(generator, torch.Generator)
+    require(is_source, "generator", "a torch.Generator", type(generator).__name__, TypeError)
     like = {"dtype": torch.float64, "device": generator.device}
     direction = torch.randn(J.shape[1], generator=generator, **like)
     start = (direction / direction.norm()).to(J.device, J.dtype)
     return start.expand(*J.batch_shape, -1).contiguous()
-
-
-def _overlap_quantile(columns: int, failure: float) -> float:
-    """Return s with P(|⟨v, z⟩| < s) = failure for v uniform on the sphere, z fixed on it."""
-    return 1.0 if columns == 1 else math.sqrt(betaincinv(0.5, (columns - 1) / 2, failure))
 
 
 class _FlatOperator:
@@ -300,12 +300,11 @@ def _divided(part: Tensor, by: Tensor) -> Tensor:
 def _to_host(*numbers: Tensor) -> list[ndarray]:
     """Return tensors (*batch, 1) as float64 arrays (members,), or raise if one is not finite."""
     rows = torch.cat(numbers, dim=-1).reshape(-1, len(numbers)).cpu().numpy().astype(np.float64).T
-    if not np.isfinite(rows).all():
-        raise ValueError("operator: expected finite products, got NaN or infinity")
+    require(np.isfinite(rows).all(), "operator", "finite products", "NaN or infinity")
     return list(rows)
 
 
-def _lanczos(J: _FlatOperator, v_1: Tensor, tol: float, max_iterations: int, overlap: float | None):
+def _lanczos(J: _FlatOperator, v_1, tol, max_iterations, overlap) -> dict[str, Tensor]:
     """Run Golub–Kahan–Lanczos, J V_k = U_k B_k, with α on the diagonal of B_k and β above it."""
     # V_k is orthogonalised at every step; U_k then is orthogonal by itself (Simon & Zha 2000)
     rows, columns = J.operator.shape
@@ -364,7 +363,7 @@ def _summary(J, V, d, t, iterations, converged, overlap) -> dict[str, Tensor]:
     return _result(J, _divided(v, _norm(v)), *numbers)
 
 
-def _power(J: _FlatOperator, v_1: Tensor, tol: float, max_iterations: int, overlap: float | None):
+def _power(J: _FlatOperator, v_1, tol, max_iterations, overlap) -> dict[str, Tensor]:
     """Run power iteration on JᵀJ; a member stops when its estimate changes by less than tol."""
     v = v_1
     u = J.first_matvec(v_1)
@@ -414,16 +413,6 @@ def _result(J: _FlatOperator, v, upper, residual, iterations, converged) -> dict
     }
 
 
-def _closed(found: SpectralNorm, tol: float, method: str) -> Tensor:
-    """Return which members have converged and have a bracket as narrow as convergence promises."""
-    slack = (1 + math.sqrt(tol)) * (1 + math.sqrt(torch.finfo(found.value.dtype).eps))
-    closed = found.upper <= slack * found.value
-    if method == "lanczos" and bool((found.converged & ~closed).any()):
-        expected = "expected products with J that repeat, and with Jᵀ that belong to it"
-        raise ValueError(f"operator: {expected}, got brackets that they do not close")
-    return found.converged & closed
-
-
 def _with_bound(found: SpectralNorm, upper_bound: Tensor | float) -> SpectralNorm:
     """Replace the bound that holds with a probability by one that always holds."""
     value = found.value
@@ -434,14 +423,13 @@ def _with_bound(found: SpectralNorm, upper_bound: Tensor | float) -> SpectralNor
         got = getattr(upper_bound, "shape", upper_bound)
         expected = f"a number, or a tensor of shape {tuple(value.shape)}"
         raise ValueError(f"upper_bound: expected {expected}, got {got!r}") from error
-    if not bool((bound * (1 + 64 * torch.finfo(value.dtype).eps) >= value).all()):
-        least = f"at least σ, {value.max().item():.6g}"
-        raise ValueError(f"upper_bound: expected {least}, got {bound.min().item():.6g}")
+    is_above = (bound * (1 + 64 * torch.finfo(value.dtype).eps) >= value).all()
+    require(is_above, "upper_bound", f"at least σ, {value.max():.6g}", f"{bound.min():.6g}")
     return replace(found, upper=torch.maximum(bound, value), probability=1.0)
 
 
 def _ritz(d: ndarray, t: ndarray) -> tuple[ndarray, ndarray, ndarray, ndarray]:
-    """Return each member's Ritz values θ, decreasing, and the vector y, residual and error of θ_1."""
+    """Return each member's Ritz values θ, decreasing, and vector y, residual and error of θ_1."""
     eigenvalues, eigenvectors = np.linalg.eigh(_tridiagonal(d, t))
     theta = np.sqrt(np.maximum(eigenvalues[:, ::-1], 0))
     y = eigenvectors[:, :, -1]

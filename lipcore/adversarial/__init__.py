@@ -5,17 +5,15 @@ The local constant at one input of a set is a *lower* bound of the Lipschitz con
 ValueError; a wrong type raises a TypeError.
 """
 
+# fmt: off
+# isort: off
 from lipcore.adversarial.ascent import Ascent, ascend
 from lipcore.adversarial.inputs import (
-    SharedKey,
-    eigenvector_inputs,
-    reduced_scores,
-    score_gap_inputs,
-    shared_key_inputs,
+    SharedKey, eigenvector_inputs, reduced_scores, score_gap_inputs, shared_key_inputs,
     worst_case_inputs,
 )
+# isort: on
 
-# fmt: off
 __all__ = [
     "Ascent", "SharedKey", "ascend", "eigenvector_inputs", "reduced_scores", "score_gap_inputs",
     "shared_key_inputs", "worst_case_inputs",

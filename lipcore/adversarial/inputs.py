@@ -39,8 +39,7 @@ def eigenvector_inputs(A: Tensor, n: int, radius: float) -> Tensor:
     tensor([2., 2., 2.])
     """
     A, n, radius = _checked(A, n, radius)
-    _, u = eigen_gamma(A)
-    u = u.to(A)
+    u = eigen_gamma(A)[1].to(A)
     return radius * _one_against_others(*_eigenvector_pairs(u @ A @ u, u), n)
 
 
@@ -149,10 +148,6 @@ def shared_key_inputs(head: Attention, n: int, radius: float) -> SharedKey:
     n : int
     radius : float
 
-    Returns
-    -------
-    SharedKey
-
     Examples
     --------
     >>> import torch
@@ -167,8 +162,7 @@ def shared_key_inputs(head: Attention, n: int, radius: float) -> SharedKey:
     n = check_count("n", n, minimum=2)
     radius = check_number("radius", radius, minimum=0, strict=True)
     A, basis = reduced_scores(head)
-    _, u = score_gap(A)
-    x2 = radius * (basis @ u.to(A))
+    x2 = radius * (basis @ score_gap(A)[1].to(A))
     y = basis @ (A @ (basis.mT @ x2)) + head.score_offsets()[0]
     if not bool(y.norm() > 0):
         raise ValueError("head: expected scores that depend on the key, got equal ones")
@@ -182,8 +176,16 @@ def shared_key_inputs(head: Attention, n: int, radius: float) -> SharedKey:
     value = head.value[0]
     if head.output is not None:  # fewer rows than W V, and the same norms
         value = torch.linalg.qr(head.output, mode="r").R @ value
-    lower = _response_to_first(value, y, z, w).item()
-    return SharedKey(_one_against_others(x1, x2, n), lead.item(), lower)
+    # Σ_i w_i² (I + (1−w_i)zyᵀ)ᵀVᵀV(I + (1−w_i)zyᵀ), in a basis of the span of Vᵀ and y
+    basis, _ = torch.linalg.qr(torch.cat([value, y[None]]).mT)
+    VB = value @ basis
+    yB = y @ basis
+    Vz = value @ z
+    s0, s1, s2 = ((w.square() * (1 - w) ** power).sum() for power in range(3))
+    cross = torch.outer(Vz @ VB, yB)
+    form = s0 * VB.mT @ VB + s1 * (cross + cross.mT) + s2 * (Vz @ Vz) * torch.outer(yB, yB)
+    lower = torch.linalg.eigvalsh(form)[-1].clamp(min=0).sqrt()
+    return SharedKey(_one_against_others(x1, x2, n), lead.item(), lower.item())
 
 
 def reduced_scores(head: Attention) -> tuple[Tensor, Tensor]:
@@ -203,18 +205,21 @@ def reduced_scores(head: Attention) -> tuple[Tensor, Tensor]:
     """
     if head.heads != 1:
         raise ValueError(f"head: expected one head, got {head.heads}")
-    query = head.query[0]
-    key = head.key[0]
+    query, key = head.query[0], head.key[0]
     basis, _ = torch.linalg.qr(torch.cat([query, key]).mT)
     return head.scale * (key @ basis).mT @ (query @ basis), basis
 
 
 def two_token_norm(A: Tensor, first: Tensor, others: Tensor, copies: Tensor, n: int) -> Tensor:
-    """Return ‖D_X f‖₂, (pairs, numbers), if ``copies`` of n tokens are x_1 and the rest x_2, V = I."""
+    """Return ‖D_X f‖₂, (pairs, numbers), if ``copies`` of n tokens are x_1, the rest x_2, V = I."""
     # on vectors that are equal for equal tokens, D_X f is a map of two tokens with masses; on the
     # rest it is own query alone. Equally good pairs are ordered by the rounding of these very steps
     z = first - others
-    z, image_1, image_2, pulled = _common_coordinates([z, first @ A.mT, others @ A.mT, z @ A])
+    vectors = [z, first @ A.mT, others @ A.mT, z @ A]
+    if len(A) > 4:  # four directions span them; one is orthogonal to all but z, as off the span
+        stacked = torch.stack(vectors, dim=-1)
+        vectors = (torch.linalg.qr(stacked).Q.mT @ stacked).unbind(-1)
+    z, image_1, image_2, pulled = vectors
     counts = torch.stack([copies, n - copies], dim=-1).to(A.dtype)  # (numbers, 2)
     images = torch.stack([image_1, image_2], dim=1)  # A x_i: (pairs, query, r)
     lead = (images * z[:, None]).sum(-1)  # of x_1's score over x_2's, (pairs, query)
@@ -222,11 +227,10 @@ def two_token_norm(A: Tensor, first: Tensor, others: Tensor, copies: Tensor, n: 
     w = torch.sigmoid(lead[:, None, :] + log_odds[:, None])  # of x_1: (pairs, numbers, query)
     P = torch.stack([w, 1 - w], dim=-1)  # (pairs, numbers, query, key)
     offsets = torch.stack([1 - w, -w], dim=-1)  # x_j − m_i = offset · z
-    identity = torch.eye(z.shape[-1], dtype=A.dtype, device=A.device)
-    mixing = P[..., None, None] * identity
+    mixing = P[..., None, None] * torch.eye(z.shape[-1], dtype=A.dtype, device=A.device)
     keys = torch.einsum("pcij,pr,pis->pcijrs", P * offsets, z, images)
-    own = torch.einsum("pci,pr,ps->pcirs", w * (1 - w), z, pulled)
     blocks = mixing + keys
+    own = torch.einsum("pci,pr,ps->pcirs", w * (1 - w), z, pulled)
     for i in range(2):
         blocks[:, :, i, i] += own[:, :, i]
     in_mass = (counts[:, :, None] / counts[:, None, :]).sqrt()[..., None, None]
@@ -252,28 +256,6 @@ def first_token_norm(A: Tensor, first: Tensor, others: Tensor, n: int) -> Tensor
     root = (trace.square() / 4 - determinant).clamp(min=0).sqrt()
     top = trace if len(A) == 1 else trace / 2 + root
     return (1 + s0 + top).sqrt()  # the 1 is for token 1, which sees only itself
-
-
-def _common_coordinates(vectors: list[Tensor]) -> list[Tensor]:
-    """Return the vectors (pairs, d) in an orthonormal basis of four directions that span them."""
-    # one of the four is orthogonal to A x_1, A x_2 and Aᵀz: mixing alone, as off the span
-    stacked = torch.stack(vectors, dim=-1)  # (pairs, d, 4)
-    if stacked.shape[1] <= stacked.shape[2]:
-        return vectors
-    basis, _ = torch.linalg.qr(stacked)
-    return list((basis.mT @ stacked).unbind(-1))
-
-
-def _response_to_first(V: Tensor, y: Tensor, z: Tensor, w: Tensor) -> Tensor:
-    """Return the largest √Σ_i w_i² ‖V(I + (1−w_i) z yᵀ) ε‖² over unit ε, in the span of V and y."""
-    basis, _ = torch.linalg.qr(torch.cat([V, y[None]]).mT)
-    VB = V @ basis
-    yB = y @ basis
-    Vz = V @ z
-    s0, s1, s2 = ((w.square() * (1 - w) ** power).sum() for power in range(3))
-    cross = torch.outer(Vz @ VB, yB)
-    form = s0 * VB.mT @ VB + s1 * (cross + cross.mT) + s2 * (Vz @ Vz) * torch.outer(yB, yB)
-    return torch.linalg.eigvalsh(form)[-1].clamp(min=0).sqrt()
 
 
 def _candidates(A: Tensor) -> tuple[Tensor, Tensor]:

@@ -34,23 +34,15 @@ an error. A size that is negative or not finite, n below 1, and a matrix that is
 not fit raise a ValueError; a wrong type raises a TypeError.
 """
 
+# fmt: off
+# isort: off
 from lipcore.bounds.ball import (
-    general_upper,
-    mean_field_upper_paper,
-    torn_peak,
-    torn_upper,
-    two_dirac_peak,
-    unified_upper,
-    unified_upper_rate,
-    unified_upper_sharp,
+    general_upper, mean_field_upper_paper, torn_peak, torn_upper, two_dirac_peak, unified_upper,
+    unified_upper_rate, unified_upper_sharp,
 )
 from lipcore.bounds.best import best_upper
 from lipcore.bounds.causal import (
-    causal_average,
-    causal_average_norm,
-    masked_upper,
-    masked_upper_moments,
-    masked_upper_rate,
+    causal_average, causal_average_norm, masked_upper, masked_upper_moments, masked_upper_rate,
 )
 from lipcore.bounds.change import change_upper, tangent_error_upper
 from lipcore.bounds.gap import eigen_gamma, score_gap, score_gap_upper
@@ -58,26 +50,15 @@ from lipcore.bounds.large_radius_limit import LargeRadius, large_radius, large_r
 from lipcore.bounds.layer import layer_upper, score_reach
 from lipcore.bounds.local import local_terms, local_upper, nonnegative_norm_upper
 from lipcore.bounds.lower import (
-    adversarial_lower,
-    best_lower,
-    construction_inputs,
-    construction_lower,
-    masked_lower,
-    refined_lower,
-    score_gap_lower,
+    adversarial_lower, best_lower, construction_inputs, construction_lower, masked_lower,
+    refined_lower, score_gap_lower,
 )
 from lipcore.bounds.normalised import (
-    Normalisation,
-    NormalisedReach,
-    layer_norm_radius,
-    norm_constants,
-    normalise,
-    normalised_reach,
-    normalised_upper,
-    pre_norm_jacobian,
+    Normalisation, NormalisedReach, layer_norm_radius, norm_constants, normalise,
+    normalised_reach, normalised_upper, pre_norm_jacobian,
 )
+# isort: on
 
-# fmt: off
 __all__ = [
     "LargeRadius", "Normalisation", "NormalisedReach", "adversarial_lower", "best_lower",
     "best_upper", "causal_average", "causal_average_norm", "change_upper", "construction_inputs",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable
 
@@ -15,23 +16,23 @@ def check_length(n: int | None) -> int | None:
     return None if n is None else check_count("n", n)
 
 
-def log_sizes(radius: float, norm_a: float, norm_v: float) -> tuple[float, float]:
+def sizes(radius: float, norm_a: float, norm_v: float) -> tuple[float, float]:
     """Return (log a, log ‖V‖) with a = ‖A‖R² and log 0 = −∞, after checking the arguments."""
-    return log_scaled(radius, norm_a, "norm_a"), log_norm(norm_v)
+    return scaled(radius, norm_a, "norm_a"), norm(norm_v)
 
 
-def log_scaled(radius: float, size: float, name: str) -> float:
+def scaled(radius: float, size: float, name: str) -> float:
     """Return log(size·R²), after checking the arguments."""
     radius = check_number("radius", radius, minimum=0)
-    return log_norm(size, name) + 2 * log_(radius)
+    return norm(size, name) + 2 * log(radius)
 
 
-def log_norm(norm: float, name: str = "norm_v") -> float:
+def norm(value: float, name: str = "norm_v") -> float:
     """Return the log of a norm, after checking it."""
-    return log_(check_number(name, norm, minimum=0))
+    return log(check_number(name, value, minimum=0))
 
 
-def log_(x: float) -> float:
+def log(x: float) -> float:
     """Return log x, with log 0 = −∞."""
     return math.log(x) if x > 0 else -math.inf
 
@@ -44,7 +45,7 @@ def exp(x: float) -> float:
         return math.inf
 
 
-def log_add(x: float, y: float) -> float:
+def add(x: float, y: float) -> float:
     """Return log(e^x + e^y)."""
     high = max(x, y)
     low = min(x, y)
@@ -53,22 +54,19 @@ def log_add(x: float, y: float) -> float:
     return high + math.log1p(math.exp(low - high))
 
 
-def log_sum(logs: Iterable[float]) -> float:
+def total(logs: Iterable[float]) -> float:
     """Return log Σ e^x."""
-    total = -math.inf
-    for value in logs:
-        total = log_add(total, value)
-    return total
+    return functools.reduce(add, logs, -math.inf)
 
 
-def log_times(*factors: float) -> float:
+def times(*factors: float) -> float:
     """Return log of a product, in which a zero factor wins over one beyond the range of float64."""
     return -math.inf if -math.inf in factors else sum(factors)
 
 
-def log_one_plus(*factors: float) -> float:
+def one_plus(*factors: float) -> float:
     """Return log(1 + the product of the factors)."""
-    return log_add(0.0, log_times(*factors))
+    return add(0.0, times(*factors))
 
 
 def exp_unless_log(log_value: float, log: bool) -> float:
@@ -78,7 +76,7 @@ def exp_unless_log(log_value: float, log: bool) -> float:
 
 def with_own_query(log_v: float, log_mixing: float, log_a: float, log: bool) -> float:
     """Return ‖V‖ (mixing + a), where ``mixing`` bounds others' keys too and a is the own query."""
-    return exp_unless_log(log_times(log_v, log_add(log_mixing, log_a)), log)
+    return exp_unless_log(times(log_v, add(log_mixing, log_a)), log)
 
 
 def minimum_on(function: Callable[[float], float], low: float, high: float) -> float:

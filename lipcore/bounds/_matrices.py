@@ -27,8 +27,7 @@ def memoise_on_values(function: Callable) -> Callable:
         except KeyError:
             value = results[key] = function(*matrices)
         if len(results) > _KEPT:
-            oldest, *_ = results
-            results.pop(oldest, None)  # another thread may have been faster
+            results.pop(next(iter(results)), None)  # another thread may have been faster
         return value
 
     found.cache_clear = results.clear
@@ -40,7 +39,7 @@ def _digest(matrix: Tensor) -> bytes:
 
 
 def scaled(M: Tensor) -> tuple[Tensor, float]:
-    """Return M in units of its largest entry's power of two, which costs no digit, and their log."""
+    """Return M in units of its largest entry's power of two, which costs no digit, and the log."""
     largest = M.abs().amax().item()
     unit = math.ldexp(1.0, math.frexp(largest)[1] - 1) if largest else 1.0
     return M / unit, math.log(unit)
@@ -73,16 +72,17 @@ def rank_of(values: list[float]) -> int:
 
 def second_moments(P: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Return Σ_j P_ij a_j b_jᵀ for each row i: (heads, n, p), (heads, n, k) → (heads, n, p, k)."""
-    return (P @ _outer(a, b).flatten(-2)).unflatten(-1, (a.shape[-1], b.shape[-1]))
+    outer = a[..., :, None] * b[..., None, :]
+    return (P @ outer.flatten(-2)).unflatten(-1, outer.shape[-2:])
 
 
 def covariances(P: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Return the covariance of a and b under each row of P."""
-    return second_moments(P, a, b) - _outer(P @ a, P @ b)
+    return second_moments(P, a, b) - (P @ a)[..., :, None] * (P @ b)[..., None, :]
 
 
 def std_and_radius(log_p: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each row's largest standard deviation and largest distance from the mean: (heads, n)."""
+    """Return each row's largest standard deviation and distance from the mean: (heads, n)."""
     P = log_p.exp()
     points = points - points.mean(-2, keepdim=True)  # centred, covariances lose fewer digits
     squares = torch.linalg.eigvalsh(covariances(P, points, points))[..., -1].clamp(min=0)
@@ -91,7 +91,3 @@ def std_and_radius(log_p: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
     distances = torch.cdist(P @ points, points, compute_mode="donot_use_mm_for_euclid_dist")
     reach = torch.where(log_p > -math.inf, distances, 0).amax(-1)
     return (squares + rounding * largest).sqrt(), reach  # the variance is not below the true one
-
-
-def _outer(a: Tensor, b: Tensor) -> Tensor:
-    return a[..., :, None] * b[..., None, :]

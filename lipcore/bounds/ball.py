@@ -17,19 +17,7 @@ import torch
 from torch import Tensor
 
 from lipcore._checks import check_count, check_number, check_square
-from lipcore.bounds._logarithms import (
-    check_length,
-    exp,
-    exp_unless_log,
-    log_,
-    log_add,
-    log_norm,
-    log_one_plus,
-    log_sizes,
-    log_times,
-    minimum_on,
-    with_own_query,
-)
+from lipcore.bounds import _logarithms as logs
 from lipcore.bounds.gap import score_gap_upper
 
 
@@ -48,13 +36,13 @@ def general_upper(
     12.0
     """
     n = check_count("n", n)
-    log_a, log_v = log_sizes(radius, norm_a, norm_v)
-    return exp_unless_log(log_times(log_v, log_general(n, log_a)), log)
+    log_a, log_v = logs.sizes(radius, norm_a, norm_v)
+    return logs.exp_unless_log(logs.times(log_v, log_general(n, log_a)), log)
 
 
 def log_general(n: int, log_a: float) -> float:
     """Return log( √3 (a²(4n+1) + n)^{1/2} )."""
-    return (math.log(3) + log_add(2 * log_a + math.log(4 * n + 1), math.log(n))) / 2
+    return (math.log(3) + logs.add(2 * log_a + math.log(4 * n + 1), math.log(n))) / 2
 
 
 def mean_field_upper_paper(
@@ -70,8 +58,9 @@ def mean_field_upper_paper(
     >>> mean_field_upper_paper(**size) > unified_upper(**size)
     True
     """
-    log_a, log_v = log_sizes(radius, norm_a, norm_v)
-    return exp_unless_log(log_times(log_v, log_one_plus(math.log(3), log_a), 2 * exp(log_a)), log)
+    log_a, log_v = logs.sizes(radius, norm_a, norm_v)
+    bound = logs.times(log_v, logs.one_plus(math.log(3), log_a), 2 * logs.exp(log_a))
+    return logs.exp_unless_log(bound, log)
 
 
 def unified_upper(
@@ -97,10 +86,10 @@ def unified_upper(
     >>> unified_upper(radius=0.0, norm_a=1.0, norm_v=2.0)
     2.0
     """
-    n = check_length(n)
-    log_a, log_v = log_sizes(radius, norm_a, norm_v)
-    mixing = (log_one_plus(2 * log_a) + log_column_sum(n, log_a)) / 2
-    return with_own_query(log_v, mixing, log_a, log)
+    n = logs.check_length(n)
+    log_a, log_v = logs.sizes(radius, norm_a, norm_v)
+    mixing = (logs.one_plus(2 * log_a) + log_column_sum(n, log_a)) / 2
+    return logs.with_own_query(log_v, mixing, log_a, log)
 
 
 def unified_upper_sharp(
@@ -123,10 +112,10 @@ def unified_upper_sharp(
     >>> round(unified_upper_sharp(radius=1.0, norm_a=3.0, norm_v=1.0), 3)
     51.007
     """
-    n = check_length(n)
-    log_a, log_v = log_sizes(radius, norm_a, norm_v)
+    n = logs.check_length(n)
+    log_a, log_v = logs.sizes(radius, norm_a, norm_v)
     columns = math.inf if n is None else log_column_sum(n, log_a)  # F is never above 1 + a²
-    return with_own_query(log_v, log_rows(n, log_a, columns), log_a, log)
+    return logs.with_own_query(log_v, log_rows(n, log_a, columns), log_a, log)
 
 
 def unified_upper_rate(
@@ -152,13 +141,13 @@ def unified_upper_rate(
     >>> round(unified_upper_rate(A=A, radius=10.0, norm_v=1.0, log=True), 2)  # 100/8 + log 100
     17.11
     """
-    n = check_length(n)
+    n = logs.check_length(n)
     norm = torch.linalg.matrix_norm(check_square("A", A).double(), 2).item()
-    log_square = 2 * log_(check_number("radius", radius, minimum=0))
-    log_a = log_(norm) + log_square
-    gap = exp(log_(score_gap_upper(A)) + log_square)
-    mixing = (log_one_plus(2 * log_a) + log_column_sum(n, log_a, gap)) / 2
-    return with_own_query(log_norm(norm_v), mixing, log_a, log)
+    log_square = 2 * logs.log(check_number("radius", radius, minimum=0))
+    log_a = logs.log(norm) + log_square
+    gap = logs.exp(logs.log(score_gap_upper(A)) + log_square)
+    mixing = (logs.one_plus(2 * log_a) + log_column_sum(n, log_a, gap)) / 2
+    return logs.with_own_query(logs.norm(norm_v), mixing, log_a, log)
 
 
 def torn_upper(*, n: int, radius: float, norm_a: float, norm_v: float, log: bool = False) -> float:
@@ -176,29 +165,23 @@ def torn_upper(*, n: int, radius: float, norm_a: float, norm_v: float, log: bool
     3.5
     """
     n = check_count("n", n)
-    log_a, log_v = log_sizes(radius, norm_a, norm_v)
-    return with_own_query(log_v, (math.log(n) + log_torn(log_a)) / 2, log_a, log)
+    log_a, log_v = logs.sizes(radius, norm_a, norm_v)
+    return logs.with_own_query(log_v, (math.log(n) + log_torn(log_a)) / 2, log_a, log)
 
 
 # --- column sums of P ----------------------------------------------------------------------------
 
 
 def log_column_sum(n: int | None, log_a: float, gap: float = math.inf) -> float:
-    r"""Return log S of n tokens, or of every n, whose scores have a gap g* (:prf:ref:`thm-every`).
-
-    .. math:: S = \min\Big( e^{g^*},\; \frac{\kappa}{n+\kappa-1}
-        + \frac{(n-1)e^{g^*}}{n-1+e^{g^*}} \Big)
-
-    The argument ``gap`` is an upper bound of g*. It is 2a if left out, and S is then nκ/(n+κ−1).
-    """
-    spread = 2 * exp(log_a)
+    """Return log S for n tokens, or every n, of score gap at most ``gap`` (:prf:ref:`thm-every`)."""
+    spread = 2 * logs.exp(log_a)
     gap = min(gap, spread)
     if n is None:
         return gap
-    log_others = log_(n - 1)
-    own = -log_one_plus(log_others - spread)
-    others = -log_add(-gap, -log_others)  # 1/(e^{−g} + 1/(n−1))
-    return min(gap, max(0.0, log_add(own, others)), math.log(n))
+    log_others = logs.log(n - 1)
+    own = -logs.one_plus(log_others - spread)
+    others = -logs.add(-gap, -log_others)  # 1/(e^{−g} + 1/(n−1))
+    return min(gap, max(0.0, logs.add(own, others)), math.log(n))
 
 
 # --- rows of the Jacobian ------------------------------------------------------------------------
@@ -218,9 +201,9 @@ def torn_peak(a: float, *, log: bool = False) -> float:
     """
     a = check_number("a", a, minimum=0)
     if a <= 0.5:
-        return exp_unless_log(0.0, log)
+        return logs.exp_unless_log(0.0, log)
     square = 2 * (math.log(a) + math.log1p(1 / a / a / 4))
-    return exp_unless_log(log_add(0.0, square) - math.log(2), log)
+    return logs.exp_unless_log(logs.add(0.0, square) - math.log(2), log)
 
 
 def two_dirac_peak(a: float, *, log: bool = False) -> float:
@@ -249,44 +232,36 @@ def two_dirac_peak(a: float, *, log: bool = False) -> float:
         return -(1 - w + w * inverse) * (w * rare * rare + (1 - w) * common * common * inverse)
 
     # the best w falls from 1/2 to 1/4 as a grows; the small term makes up for rounding
-    log_peak = math.log(-minimum_on(minus_value, 0.2, 0.55)) + 2 * math.log1p(2 * a) + 5e-14
-    return exp_unless_log(log_peak, log)
+    log_peak = math.log(-logs.minimum_on(minus_value, 0.2, 0.55)) + 2 * math.log1p(2 * a) + 5e-14
+    return logs.exp_unless_log(log_peak, log)
 
 
 def log_torn(log_a: float) -> float:
     """Return log G(a) for every a; for large a, G is a²/2 to all digits."""
-    return torn_peak(exp(log_a), log=True) if log_a < 300 else 2 * log_a - math.log(2)
+    return torn_peak(logs.exp(log_a), log=True) if log_a < 300 else 2 * log_a - math.log(2)
 
 
 def log_two_dirac(log_a: float) -> float:
     """Return log κF(a) for every a; for large a, F vanishes beside κ."""
-    a = exp(log_a)
+    a = logs.exp(log_a)
     return math.inf if a == math.inf else 2 * a + two_dirac_peak(min(a, 1e300), log=True)
 
 
 def log_rows(n: int | None, log_a: float, log_columns: float) -> float:
-    r"""Return half the log of the least of (1+a²)·(largest column sum), nG(a) and κF(a).
-
-    This bounds the largest norm of mixing and others' keys, by columns or by rows.
-    """
-    entries = [log_one_plus(2 * log_a) + log_columns, log_two_dirac(log_a)]
+    """Return half the log of the least of (1+a²)·(largest column sum), nG(a) and κF(a)."""
+    entries = [logs.one_plus(2 * log_a) + log_columns, log_two_dirac(log_a)]
     if n is not None:
         entries.append(math.log(n) + log_torn(log_a))
     return min(entries) / 2
 
 
 def log_seen(n: int, log_across: float) -> float:
-    r"""Return the log of the bound by what V sees across the queries (:prf:ref:`thm-every-seen`).
-
-    For ‖V‖ = 1 it is :math:`\sqrt n(1 + \sqrt2 M_n + \omega/\sqrt2)`, ω what V sees across, with
-
-    .. math:: M_n = \max_{0\le p\le1} p(1-p)\Big(\log\frac p{1-p} + \log(n-1)\Big)
-        \le \tfrac14\,(1 + \log n)
-    """
+    """Return log √n(1+√2M_n+ω/√2), ω what V sees across queries (:prf:ref:`thm-every-seen`)."""
+    # M_n is the maximum of p(1−p)(log p/(1−p) + log(n−1)) over p
     log_others = math.log(n - 1)
 
     def minus_value(x: float) -> float:  # x = log p/(1−p); the best lies in [0, 1.55]
         return -(x + log_others) / (2 + 2 * math.cosh(x))
 
-    along = -math.sqrt(2) * minimum_on(minus_value, 0.0, 1.6) * (1 + 5e-14)
-    return math.log(n) / 2 + log_add(math.log1p(along), log_across - math.log(2) / 2)
+    along = -math.sqrt(2) * logs.minimum_on(minus_value, 0.0, 1.6) * (1 + 5e-14)
+    return math.log(n) / 2 + logs.add(math.log1p(along), log_across - math.log(2) / 2)

@@ -15,14 +15,7 @@ import torch
 from torch import Tensor
 
 from lipcore.attention import Attention
-from lipcore.bounds._logarithms import (
-    check_length,
-    exp,
-    exp_unless_log,
-    log_,
-    log_add,
-    log_one_plus,
-)
+from lipcore.bounds import _logarithms as logs
 from lipcore.bounds.ball import log_column_sum, log_rows, log_seen, log_torn
 from lipcore.bounds.causal import (
     log_causal_column_sum,
@@ -87,13 +80,6 @@ def best_upper(
     float
         Infinite beyond the range of float64; the logarithm is finite up to :math:`a = 10^{308}`.
 
-    Raises
-    ------
-    ValueError, TypeError
-        If neither or both of A, V and a layer are given, A and V do not fit, n is not a whole
-        number of at least one, or not that of the layer's mask, or the radius is negative or not
-        finite.
-
     Examples
     --------
     >>> import torch
@@ -103,36 +89,28 @@ def best_upper(
     >>> round(best_upper(A=A, V=V, radius=3**0.5, n=4096, causal=True), 1)
     89.4
     """
-    layer = _one_layer(A, V, attention, causal)
+    given = [name for name, x in (("A", A), ("V", V), ("attention", attention)) if x is not None]
+    if given not in (["A", "V"], ["attention"]):
+        raise ValueError(f"A, V, attention: expected A and V, or a layer, got {given or 'none'}")
+    layer = Attention.from_matrices(A, V, causal=causal) if attention is None else attention
+    if causal and not layer.causal:
+        raise ValueError("causal: expected False beside a layer without a causal mask, got True")
     log_as = log_score_reach(layer, radius)
     n = _tokens(layer, n)
     heads = [_Head(layer, index, log_a, radius) for index, log_a in enumerate(log_as)]
-    return exp_unless_log(log_join(layer, [_log_head(head, n) for head in heads]), log)
-
-
-def _one_layer(A: Tensor | None, V: Tensor | None, attention: Attention | None, causal: bool):
-    """Return the layer, which is made of A and V if they are given."""
-    given = [name for name, x in (("A", A), ("V", V), ("attention", attention)) if x is not None]
-    if given == ["A", "V"]:
-        return Attention.from_matrices(A, V, causal=causal)
-    if given != ["attention"]:
-        raise ValueError(f"A, V, attention: expected A and V, or a layer, got {given or 'none'}")
-    if causal and not attention.causal:
-        raise ValueError("causal: expected False beside a layer without a causal mask, got True")
-    return attention
+    return logs.exp_unless_log(log_join(layer, [_log_head(head, n) for head in heads]), log)
 
 
 def _tokens(attention: Attention, n: int | None) -> int | None:
     """Return the number of tokens, which a mask or log-weights fix."""
-    n = check_length(n)
+    n = logs.check_length(n)
     for name in ("mask", "bias", "log_weights"):
         table = getattr(attention, name)
-        if table is None:
-            continue
-        fixed = max(table.shape[-2:])
-        if n not in (None, fixed):
-            raise ValueError(f"n: expected {fixed} as the layer's {name} has, got {n}")
-        return fixed
+        if table is not None:
+            fixed = max(table.shape[-2:])
+            if n not in (None, fixed):
+                raise ValueError(f"n: expected {fixed} as the layer's {name} has, got {n}")
+            return fixed
     return n
 
 
@@ -172,7 +150,7 @@ def _log_head(head: _Head, n: int | None) -> float:
         # what V sees across costs a decomposition: only where it can be the least
         if n is not None and layer.output is None and log_seen(n, -math.inf) < mixing:
             mixing = min(mixing, log_seen(n, _across(head)))
-    return log_add(mixing, head.log_a)
+    return logs.add(mixing, head.log_a)
 
 
 def _any_weights(layer: Attention, n: int | None, log_a: float) -> float:
@@ -180,24 +158,24 @@ def _any_weights(layer: Attention, n: int | None, log_a: float) -> float:
     if layer.window is not None:
         reach = layer.window if layer.causal else 2 * layer.window - 1
         n = reach if n is None else min(n, reach)
-    long_row = 2 * log_one_plus(log_a) if layer.rotary is not None else log_torn(log_a)
+    long_row = 2 * logs.one_plus(log_a) if layer.rotary is not None else log_torn(log_a)
     return (math.log(n) + long_row) / 2
 
 
 def _separate_terms(layer: Attention, n: int | None, log_a: float) -> float:
     """Return log M with rotary positions, where A depends on the key and no cross term vanishes."""
     if not layer.causal:
-        return log_one_plus(log_a) + log_column_sum(n, log_a) / 2
-    hardy = log_hardy(log_a) + exp(log_a)
+        return logs.one_plus(log_a) + log_column_sum(n, log_a) / 2
+    hardy = log_hardy(log_a) + logs.exp(log_a)
     if n is None:
         return hardy
-    return min(hardy, log_one_plus(log_a) + log_causal_column_sum(n, log_a) / 2)
+    return min(hardy, logs.one_plus(log_a) + log_causal_column_sum(n, log_a) / 2)
 
 
 def _causal(head: _Head, n: int | None) -> float:
     """Return log M with a causal mask, by Hardy's inequality, by rows, and by cells of the ball."""
     factor = log_moments(head.log_a)
-    mixing = factor + exp(head.log_a)
+    mixing = factor + logs.exp(head.log_a)
     if n is not None:
         mixing = min(mixing, log_masked_rows(n, head.log_a))
     if head.layer.query_bias is not None:
@@ -210,14 +188,14 @@ def _by_gap(head: _Head, n: int | None) -> float:
     """Return log M without a mask; the gap is computed where it can help, as it is at least a/5."""
     log_a = head.log_a
     mixing = log_rows(n, log_a, log_column_sum(n, log_a))
-    if log_rows(n, log_a, log_column_sum(n, log_a, exp(log_a) / 5)) >= mixing:
+    if log_rows(n, log_a, log_column_sum(n, log_a, logs.exp(log_a) / 5)) >= mixing:
         return mixing
     if head.layer.query_bias is None:
-        log_gap = log_(score_gap_upper(head.A)) + 2 * log_(head.radius)
+        log_gap = logs.log(score_gap_upper(head.A)) + 2 * logs.log(head.radius)
     else:
         offset = head.alone.score_offsets()[0]
-        log_gap = log_(score_gap_upper(head.radius * head.A, offset)) + log_(head.radius)
-    return log_rows(n, log_a, log_column_sum(n, log_a, exp(log_gap)))
+        log_gap = logs.log(score_gap_upper(head.radius * head.A, offset)) + logs.log(head.radius)
+    return log_rows(n, log_a, log_column_sum(n, log_a, logs.exp(log_gap)))
 
 
 def _across(head: _Head) -> float:
@@ -232,4 +210,4 @@ def _across(head: _Head) -> float:
     if head.layer.d > 1:
         second += 1e-14  # p is known to rounding
     log_beside = log_score_reach(beside, head.radius)[0]
-    return log_add(2 * log_beside, 2 * (log_(second) + head.log_a)) / 2
+    return logs.add(2 * log_beside, 2 * (logs.log(second) + head.log_a)) / 2

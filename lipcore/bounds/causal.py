@@ -17,17 +17,7 @@ import torch
 from torch import Tensor
 
 from lipcore._checks import check_count, check_number, check_square
-from lipcore.bounds._logarithms import (
-    exp,
-    exp_unless_log,
-    log_,
-    log_norm,
-    log_one_plus,
-    log_sizes,
-    log_sum,
-    minimum_on,
-    with_own_query,
-)
+from lipcore.bounds import _logarithms as logs
 from lipcore.bounds._matrices import rank_of
 from lipcore.bounds.ball import log_torn, log_two_dirac
 from lipcore.bounds.gap import score_gap_upper
@@ -95,9 +85,9 @@ def masked_upper(
     2.0
     """
     n = check_count("n", n)
-    log_a, log_v = log_sizes(radius, norm_a, norm_v)
-    short = log_one_plus(log_a) + math.log(n) / 2
-    return with_own_query(log_v, min(short, log_hardy(log_a) + exp(log_a)), log_a, log)
+    log_a, log_v = logs.sizes(radius, norm_a, norm_v)
+    short = logs.one_plus(log_a) + math.log(n) / 2
+    return logs.with_own_query(log_v, min(short, log_hardy(log_a) + logs.exp(log_a)), log_a, log)
 
 
 def masked_upper_rate(*, A: Tensor, radius: float, norm_v: float, log: bool = False) -> float:
@@ -117,8 +107,8 @@ def masked_upper_rate(*, A: Tensor, radius: float, norm_v: float, log: bool = Fa
     2.0
     """
     log_a, cells = log_cells(A, radius)
-    mixing = log_hardy(log_a) + min(2 * exp(log_a), cells) / 2
-    return with_own_query(log_norm(norm_v), mixing, log_a, log)
+    mixing = log_hardy(log_a) + min(2 * logs.exp(log_a), cells) / 2
+    return logs.with_own_query(logs.norm(norm_v), mixing, log_a, log)
 
 
 def masked_upper_moments(
@@ -139,8 +129,8 @@ def masked_upper_moments(
     >>> round(masked_upper_moments(radius=1.0, norm_a=0.0, norm_v=1.0), 9)
     2.0
     """
-    log_a, log_v = log_sizes(radius, norm_a, norm_v)
-    return with_own_query(log_v, log_moments(log_a) + exp(log_a), log_a, log)
+    log_a, log_v = logs.sizes(radius, norm_a, norm_v)
+    return logs.with_own_query(log_v, log_moments(log_a) + logs.exp(log_a), log_a, log)
 
 
 def row_moment(a: float, q: float, *, log: bool = False) -> float:
@@ -148,17 +138,15 @@ def row_moment(a: float, q: float, *, log: bool = False) -> float:
 
     .. math:: M_q(a)^q = \max_{0\le w\le1}\; w\,\big(1+2a(1-w)\big)^q + (1-w)\,\big|1-2aw\big|^q
 
-    It is the maximum over rows of :math:`\sum_j P_{ij}\,|g + (g\cdot(x_j-m_i))\,Ax_i|^q`, over unit
-    g and tokens in the ball, and two antipodal tokens reach it. The exponent q is at least 2, and
-    may be infinite: :math:`M_2^2 = 1+a^2` and :math:`M_\infty = 1+2a`. The tests enclose the
-    maximum by interval arithmetic: the returned number is above it, by a relative 3e-13 at most.
+    Two antipodal tokens reach it. The exponent q is at least 2, and may be infinite. The returned
+    number is above the maximum, by a relative 3e-13 at most.
     """
     a = check_number("a", a, minimum=0)
     if not q >= 2:
         raise ValueError(f"q: expected a number of at least 2, got {q}")
     log_reach = math.log1p(2 * a)
     if q == math.inf:
-        return exp_unless_log(log_reach, log)
+        return logs.exp_unless_log(log_reach, log)
     rest = 1 / (1 + 2 * a)  # moments in units of 1 + 2a: no overflow
     share = 2 * a * rest
 
@@ -169,14 +157,14 @@ def row_moment(a: float, q: float, *, log: bool = False) -> float:
     values = moment(grid)
     near = grid[values.argmax()].item()
     step = 1 / _GRID
-    best = -minimum_on(lambda w: -moment(w), max(near - step, 0.0), min(near + step, 1.0))
-    log_best = math.log(max(best, values.max().item())) / q
-    return exp_unless_log(log_reach + log_best + 1e-13, log)  # the last term makes up for rounding
+    best = -logs.minimum_on(lambda w: -moment(w), max(near - step, 0.0), min(near + step, 1.0))
+    log_best = math.log(max(best, values.max().item())) / q + 1e-13  # makes up for rounding
+    return logs.exp_unless_log(log_reach + log_best, log)
 
 
 def log_hardy(log_a: float) -> float:
     """Return log 2(1+2a), from Hardy's constant and the longest deviation in others' keys."""
-    return math.log(2) + log_one_plus(math.log(2), log_a)
+    return math.log(2) + logs.one_plus(math.log(2), log_a)
 
 
 @lru_cache(maxsize=256)
@@ -189,20 +177,20 @@ def log_moments(log_a: float) -> float:
     def value(p: float) -> float:
         return math.log(2 / (2 - p)) / p + row_moment(a, p / (p - 1), log=True)
 
-    return min(minimum_on(value, 1.01, 1.7), log_hardy(log_a))
+    return min(logs.minimum_on(value, 1.01, 1.7), log_hardy(log_a))
 
 
 def log_masked_rows(n: int, log_a: float) -> float:
     """Return log of the least bound of mixing and others' keys that depends on n."""
     # by columns, P_ij ≤ κ/(κ+i−1) is summed over i (thm-masked-upper, thm-every-row); by rows, row
     # i is a row of attention on i tokens, of square at most min(G, κF/i) (thm-every-row)
-    by_columns = log_one_plus(2 * log_a) + log_causal_column_sum(n, log_a)
+    by_columns = logs.one_plus(2 * log_a) + log_causal_column_sum(n, log_a)
     first = log_torn(log_a)
     peak = log_two_dirac(log_a)
     by_rows = math.log(n) + first
     log_turn = peak - first  # rows up to i* = κF/G use G, the others Σ 1/i ≤ 1/i* + log(n/i*)
     if log_turn < math.log(n):
-        by_rows = min(by_rows, log_sum([peak, first, peak + log_(math.log(n) - log_turn)]))
+        by_rows = min(by_rows, logs.total([peak, first, peak + logs.log(math.log(n) - log_turn)]))
     return min(by_columns, by_rows) / 2
 
 
@@ -211,56 +199,52 @@ def log_masked_rows(n: int, log_a: float) -> float:
 
 def log_causal_column_sum(n: int, log_a: float) -> float:
     """Return log min(n, 1 + κ log(1 + (n−1)/κ)), for a causal mask: Σ_i κ/(κ+i−1)."""
-    log_kappa = 2 * exp(log_a)
-    log_others = log_(n - 1)
+    log_kappa = 2 * logs.exp(log_a)
+    log_others = logs.log(n - 1)
     if n == 1 or log_kappa == math.inf:
         return math.log(n)
-    harmonic = log_one_plus(log_others - log_kappa)  # log(1 + (n−1)/κ)
+    harmonic = logs.one_plus(log_others - log_kappa)  # log(1 + (n−1)/κ)
     if harmonic > 1e-8:
         log_others = min(log_others, log_kappa + math.log(harmonic))
-    return min(math.log(n), log_one_plus(log_others))
+    return min(math.log(n), logs.one_plus(log_others))
 
 
 def log_cells(A: Tensor, radius: float) -> tuple[float, float]:
     """Return (log a, log N e^{1+g*}), with N = (1 + 2a·min(2, √r))^r cubes or Voronoi cells."""
     values = torch.linalg.svdvals(check_square("A", A).double()).tolist()
-    log_square = 2 * log_(check_number("radius", radius, minimum=0))
-    log_a = log_(values[0]) + log_square
+    log_square = 2 * logs.log(check_number("radius", radius, minimum=0))
+    log_a = logs.log(values[0]) + log_square
     rank = rank_of(values)
-    log_n = rank * log_one_plus(math.log(2), log_a, min(math.log(2), log_(rank) / 2))
-    return log_a, log_n + 1 + exp(log_(score_gap_upper(A)) + log_square)
+    log_n = rank * logs.one_plus(math.log(2), log_a, min(math.log(2), logs.log(rank) / 2))
+    return log_a, log_n + 1 + logs.exp(logs.log(score_gap_upper(A)) + log_square)
 
 
 def log_least_cells(A: Tensor, radius: float, *, below: float) -> float:
     """Return log of the least N_t e^{t+g*} over t, or infinity if it is not ``below`` a number."""
-    log_square = 2 * log_(radius)
+    log_square = 2 * logs.log(radius)
     values = torch.linalg.svdvals(A).tolist()
     rank = rank_of(values)
-    quarter = exp(log_(values[0]) + log_square) / 4  # of a: g* is no less, and costs more to know
+    # a quarter of a: g* is no less, and costs more to know
+    quarter = logs.exp(logs.log(values[0]) + log_square) / 4
     if quarter >= below:
         return math.inf
     axes = torch.tensor([math.log(v) + log_square for v in values[:rank]], dtype=torch.float64)
     high = math.log(rank + 1)  # for large a the best t is near the rank
-    counts = []
+    cells = math.inf
     for log_cells_within in (log_cubes, log_voronoi):
 
-        def count(log_t: float, log_n=log_cells_within) -> float:
-            return exp(log_t) + log_n(axes, log_t)
+        def count(log_t: float, log_n=log_cells_within) -> float:  # any t gives a bound
+            return logs.exp(log_t) + log_n(axes, log_t)
 
-        counts += [
-            minimum_on(count, -20.0, high + 2),
-            count(0.0),
-            count(high),
-        ]  # any t gives a bound
-    cells = min(counts)
+        cells = min(cells, logs.minimum_on(count, -20.0, high + 2), count(0.0), count(high))
     if cells + quarter >= below:
         return math.inf
-    return cells + exp(log_(score_gap_upper(A)) + log_square)
+    return cells + logs.exp(logs.log(score_gap_upper(A)) + log_square)
 
 
 def log_cubes(log_axes: Tensor, log_t: float) -> float:
     """Return log Π(1 + 2a_i√r/t), for cubes of diameter t and an ellipsoid of r semi-axes a_i."""
-    sides = log_axes + math.log(2) + log_(len(log_axes)) / 2 - log_t
+    sides = log_axes + math.log(2) + logs.log(len(log_axes)) / 2 - log_t
     return torch.logaddexp(sides, torch.zeros_like(sides)).sum().item()
 
 

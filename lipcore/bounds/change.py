@@ -20,13 +20,8 @@ from lipcore.bounds._matrices import norms, product_norm, square_root, std_and_r
 from lipcore.bounds.best import best_upper
 from lipcore.bounds.layer import join_heads, output_roots, rounded_up, sequences_of
 from lipcore.bounds.local import nonnegative_norm_upper
-from lipcore.bounds.normalised import (
-    Normalisation,
-    normalise,
-    pre_norm_jacobian,
-    standardise,
-)
-from lipcore.lipschitz import local_lipschitz
+from lipcore.bounds.normalised import Normalisation, normalise, pre_norm_jacobian, standardise
+from lipcore.lipschitz import check_norm, local_lipschitz
 from lipcore.spectral import spectral_norm
 
 #: Options for the σ of a certificate: its confidence, over the random start of the iteration, and a
@@ -34,7 +29,6 @@ from lipcore.spectral import spectral_norm
 SIGMA = {"probability": 1 - 4e-13, "tol": 1e-7}
 #: The way to the rim of the ball is cut into this many steps, each with a bound of the curvature.
 STEPS = 16
-NORMS = ("frobenius", "token")
 
 
 def change_upper(
@@ -58,7 +52,8 @@ def change_upper(
 
     Here σ is the upper end that :func:`~lipcore.local_lipschitz` certifies. For each sequence the
     bound holds with probability 1 − 10⁻¹² over the start of the iteration, and all else is always
-    true. Masks, biases, rotary positions and several heads are covered.
+    true. Masks, biases, rotary positions and several heads are covered; sinks, a softcap and
+    normalised queries are refused.
 
     Parameters
     ----------
@@ -75,12 +70,6 @@ def change_upper(
     -------
     Tensor, shape (…)
 
-    Raises
-    ------
-    ValueError, TypeError
-        If X or the normalisation does not fit, the radius is negative or not finite, the norm is
-        unknown, or the layer has what no theorem covers (sinks, a softcap, normalised queries).
-
     Examples
     --------
     >>> import torch
@@ -88,7 +77,8 @@ def change_upper(
     >>> round(change_upper(f, torch.randn(4, 2), 0.5).item(), 3)
     1.5
     """
-    radius = _check_ball(radius, norm)
+    check_norm(norm)
+    radius = check_number("radius", radius, minimum=0)
     sequences = sequences_of(attention, X)
     if normalisation is None:
         return rounded_up([_change(*one, radius, norm)[0] for one in sequences], X)
@@ -118,30 +108,25 @@ def tangent_error_upper(
     >>> tangent_error_upper(Attention.from_matrices(torch.eye(2), torch.eye(2)), X, 0.0).item()
     0.0
     """
-    radius = _check_ball(radius, norm)
+    check_norm(norm)
+    radius = check_number("radius", radius, minimum=0)
     errors = []
-    for sequence in sequences_of(attention, X):
-        layer, *heads = _heads_at(*sequence)
+    for layer, tokens in sequences_of(attention, X):
+        heads = _heads_at(layer, tokens)
         errors.append(join_heads(layer, *(each.tangent_error(radius, norm) for each in heads)))
     return rounded_up(errors, X)
-
-
-def _check_ball(radius: float, norm: str) -> float:
-    if norm not in NORMS:
-        raise ValueError(f"norm: expected 'frobenius' or 'token', got {norm!r}")
-    return check_number("radius", radius, minimum=0)
 
 
 def _change(
     attention: Attention, X: Tensor, radius: float, norm: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the bound at one X (n, d), and its parts: σ and the error of the tangent."""
-    layer, *heads = _heads_at(attention, X)
-    sigma = local_lipschitz(layer, X, **SIGMA).upper
-    error = join_heads(layer, *(each.tangent_error(radius, norm) for each in heads))
-    rows = join_heads(layer, *(each.rows_change(radius, norm) for each in heads))
+    heads = _heads_at(attention, X)
+    sigma = local_lipschitz(attention, X, **SIGMA).upper
+    error = join_heads(attention, *(each.tangent_error(radius, norm) for each in heads))
+    rows = join_heads(attention, *(each.rows_change(radius, norm) for each in heads))
     largest = X.norm(dim=-1).amax().item() + radius
-    ball = best_upper(attention=layer, n=len(X), radius=largest)
+    ball = best_upper(attention=attention, n=len(X), radius=largest)
     total = _total(radius, len(X), norm)
     bounds = [sigma * total + error, rows, rows.new_tensor(ball * total)]
     return torch.stack(bounds).amin(), sigma, error
@@ -151,9 +136,18 @@ def _change_behind(
     normalisation: Normalisation, attention: Attention, X: Tensor, radius: float, norm: str
 ) -> Tensor:
     """Return the bound at one X (n, d) in front of a normalisation."""
-    stretch, bend = _normalisation_moves(normalisation, X, radius, norm)
-    Z = normalise(normalisation, X)
-    whole, inner, error = _change(attention, Z, stretch * radius, norm)
+    d = X.shape[-1]
+    gain = normalisation.gain.double().abs().amax()
+    # behind N, tokens of Y are within stretch·radius of those of X, and within bend_i·ρ² of their
+    # tangents if they have moved by ρ
+    size = standardise(normalisation, X)[1][..., 0]
+    smallest = (size - radius / math.sqrt(d)).clamp(min=math.sqrt(normalisation.eps))
+    stretch = (gain / (size * smallest).sqrt()).amax().item()
+    bend = gain / (math.sqrt(3 * d) * smallest.square())
+    if radius > 0:  # normalised tokens have norm gain·√d at most
+        tokens = len(X) if norm == "frobenius" else 1
+        stretch = min(stretch, 2 * math.sqrt(tokens * d) * gain.item() / radius)
+    whole, inner, error = _change(attention, normalise(normalisation, X), stretch * radius, norm)
     if not bool(bend.isfinite().all()):
         return whole
     sigma = spectral_norm(pre_norm_jacobian(normalisation, X, attention), **SIGMA).upper
@@ -164,22 +158,6 @@ def _change_behind(
 def _total(radius: float, n: int, norm: str) -> float:
     """Return R, how far all tokens together move."""
     return radius * math.sqrt(n) if norm == "token" else radius
-
-
-def _normalisation_moves(
-    normalisation: Normalisation, X: Tensor, radius: float, norm: str
-) -> tuple[float, Tensor]:
-    """Return c, b: behind N, Y is within c·radius of X, and tokens within b_iρ² of their tangents."""
-    d = X.shape[-1]
-    gain = normalisation.gain.double().abs().amax()
-    size = standardise(normalisation, X)[1][..., 0]
-    smallest = (size - radius / math.sqrt(d)).clamp(min=math.sqrt(normalisation.eps))
-    stretch = (gain / (size * smallest).sqrt()).amax().item()
-    bend = gain / (math.sqrt(3 * d) * smallest.square())
-    if radius > 0:  # normalised tokens have norm gain·√d at most
-        tokens = len(X) if norm == "frobenius" else 1
-        stretch = min(stretch, 2 * math.sqrt(tokens * d) * gain.item() / radius)
-    return stretch, bend
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,12 +173,12 @@ class _Heads:
     """
 
     log_p: Tensor
-    value: Tensor
     score: Tensor
     pull: Tensor
     key_spread: Tensor
-    value_spread: Tensor
     key_reach: Tensor
+    value: Tensor
+    value_spread: Tensor
     value_reach: Tensor
 
     def tangent_error(self, radius: float, norm: str) -> Tensor:
@@ -261,36 +239,27 @@ class _Heads:
         return torch.minimum(change, self.value_reach)
 
 
-def _heads_at(attention: Attention, X: Tensor) -> tuple[Attention, _Heads, _Heads]:
-    """Return the layer, its heads alone, and its heads with W_hV_h in place of V_h."""
+def _heads_at(attention: Attention, X: Tensor) -> tuple[_Heads, _Heads]:
+    """Return the heads of a layer alone, and with W_hV_h in place of V_h."""
     queries, keys, values = attention.project(X, value_bias=False)
     check_scores(queries, keys)
     scores = mask_scores_(attention, queries @ keys.mT, slice(0, len(X)))
     log_p = torch.log_softmax(scores, dim=-1)
-    seen, pull, score = _in_scores(attention, queries, keys)
-    key_spread, key_reach = std_and_radius(log_p, seen)
-    parts = {"log_p": log_p, "pull": pull, "score": score[:, None]}
-    parts |= {"key_spread": key_spread, "key_reach": key_reach}
-
-    def with_values(matrices: Tensor, values: Tensor) -> _Heads:
-        spread, reach = std_and_radius(log_p, values)
-        value = norms(matrices)[:, None]
-        return _Heads(value=value, value_spread=spread, value_reach=reach, **parts)
-
-    alone = with_values(attention.value, values)
-    left = output_roots(attention)
-    if left is None:
-        return attention, alone, alone
-    return attention, alone, with_values(left @ attention.value, values @ left.mT)
-
-
-def _in_scores(attention: Attention, queries: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
-    """Return keys as a query's unit move sees them (heads, n, ·), ‖y_i‖ (heads, n), ‖A‖ (heads,)."""
+    # seen: keys as a query's unit move sees them (heads, n, ·); pull: ‖y_i‖; score: ‖A‖
     query = attention.scale * attention.query
     if attention.rotary is None:
         seen = keys @ square_root(query.mT).mT
         pull = (queries @ square_root(attention.key.mT).mT).norm(dim=-1)
-        return seen, pull, product_norm(query, attention.key)
-    # with rotary positions A depends on both positions: only the norms of Q and K are used
-    norm_q, norm_k = (norms(M) for M in (query, attention.key))
-    return norm_q[:, None, None] * keys, norm_k[:, None] * queries.norm(dim=-1), norm_q * norm_k
+        score = product_norm(query, attention.key)
+    else:  # A depends on both positions: only the norms of Q and K are used
+        norm_q, norm_k = (norms(M) for M in (query, attention.key))
+        seen = norm_q[:, None, None] * keys
+        pull = norm_k[:, None] * queries.norm(dim=-1)
+        score = norm_q * norm_k
+    keys = log_p, score[:, None], pull, *std_and_radius(log_p, seen)
+    alone = _Heads(*keys, norms(attention.value)[:, None], *std_and_radius(log_p, values))
+    left = output_roots(attention)
+    if left is None:
+        return alone, alone
+    size = norms(left @ attention.value)[:, None]
+    return alone, _Heads(*keys, size, *std_and_radius(log_p, values @ left.mT))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lipcore._checks import check_real_tensor, check_square
-from lipcore.bounds._logarithms import minimum_on
+from lipcore.bounds import _logarithms as logs
 from lipcore.bounds._matrices import memoise_on_values, rank_of
 
 #: Eigenvalues within these relative distances are tried as one multiple eigenvalue, at a kink.
@@ -73,10 +73,6 @@ def score_gap_upper(A: Tensor, offset: Tensor | None = None) -> float:
     offset : Tensor, shape (d,), optional
         The offset c. For tokens in a ball of radius R, scores (Ax + b)·y have the gap R² times that
         of A and b/R.
-
-    Returns
-    -------
-    float
 
     Examples
     --------
@@ -147,12 +143,6 @@ def _compress(A: Tensor) -> tuple[Tensor, Tensor, float]:
     return basis.mT @ (A / size) @ basis, basis, size
 
 
-def _gap(A: Tensor, u: Tensor) -> Tensor:
-    """Return ‖Au‖ − u·Au for the rows u (…, d)."""
-    image = u @ A.mT
-    return image.norm(dim=-1) - (u * image).sum(-1)
-
-
 @memoise_on_values
 def _solve(A: Tensor) -> tuple[float, Tensor, float]:
     """Return the gap, its query, and the value of the dual, which is an upper bound."""
@@ -161,7 +151,8 @@ def _solve(A: Tensor) -> tuple[float, Tensor, float]:
         return 0.0, torch.eye(len(A), dtype=A.dtype, device=A.device)[0], 0.0
     upper, mu = _dual(unit)
     candidates = torch.stack([_primal(unit, mu, within) for within in _MULTIPLE])
-    gaps = _gap(unit, candidates)
+    images = candidates @ unit.mT
+    gaps = images.norm(dim=-1) - (candidates * images).sum(-1)  # ‖Au‖ − u·Au
     best = int(gaps.argmax())
     return size * gaps[best].item(), basis @ candidates[best], size * max(upper, 0.0)
 
@@ -213,11 +204,11 @@ def _affine_dual(A: Tensor, c: Tensor) -> float:
             return (squares / (room + excess)).sum().item() + low + excess
 
         log_reach = math.log(max(reach, 1e-12 * (low + mu)))
-        return mu + norm_c**2 / (4 * mu) + minimum_on(inner, log_reach - 30, log_reach)
+        return mu + norm_c**2 / (4 * mu) + logs.minimum_on(inner, log_reach - 30, log_reach)
 
     # the best μ is ‖Ax + c‖/2, and the gap, at least ‖A‖/4 and ‖c‖, is at most 2‖Ax + c‖
     lowest = math.log(max(norm_a / 16, norm_c / 4))
-    return size * minimum_on(bound, lowest, math.log((norm_a + norm_c) / 2))
+    return size * logs.minimum_on(bound, lowest, math.log((norm_a + norm_c) / 2))
 
 
 def _primal(A: Tensor, mu: float, within: float) -> Tensor:

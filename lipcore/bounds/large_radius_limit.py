@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from lipcore._checks import check_count, check_number
+from lipcore._heads import mask_scores_
 from lipcore.attention import Attention
-from lipcore.bounds._logarithms import exp, log_, log_add, log_times
+from lipcore.bounds import _logarithms as logs
 from lipcore.measures.mean_field import derivative_blocks
 
 
@@ -79,12 +80,10 @@ def large_radius(
     >>> law.most_attended.item(), law.gap.item(), law.ties.item()
     (2.0, 0.75, False)
     """
-    Attention.from_matrices(A, V).check_input(X)
+    layer = Attention.from_matrices(A, V, causal=causal)
+    layer.check_input(X)
     tie = check_number("tie", tie, minimum=0)
-    scores = (X @ A.mT) @ X.mT  # s_ij = (A x_i)·x_j
-    if causal:
-        visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=X.device).tril()
-        scores = scores.masked_fill(~visible, -math.inf)
+    scores = mask_scores_(layer, (X @ A.mT) @ X.mT, slice(0, X.shape[-2]))  # s_ij = (A x_i)·x_j
     size = scores.masked_fill(scores == -math.inf, 0).abs().amax((-2, -1), keepdim=True)
     below = scores.amax(-1, keepdim=True) - scores
     tied = below <= tie * size
@@ -139,6 +138,7 @@ def large_radius_error(
     if gap == math.inf:
         return 0.0
     constant = 5 + 2 * math.sqrt(5 * n) if ties else 4 + 2 * math.sqrt(2 * n)
-    log_missing = log_(n - 1) - t * t * gap  # at most this mass of a row is off its maximisers
-    log_keys = log_(norm_a) + 2 * (log_(radius) + log_(t)) + math.log(constant)
-    return exp(log_times(log_(norm_v), log_missing, log_add(math.log(2 * n) / 2, log_keys)))
+    log_missing = logs.log(n - 1) - t * t * gap  # at most this mass of a row is off its maximisers
+    log_keys = logs.log(norm_a) + 2 * (logs.log(radius) + logs.log(t)) + math.log(constant)
+    log_terms = logs.add(math.log(2 * n) / 2, log_keys)
+    return logs.exp(logs.times(logs.log(norm_v), log_missing, log_terms))

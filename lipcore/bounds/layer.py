@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lipcore._checks import check_count, check_number
 from lipcore.attention import Attention
-from lipcore.bounds._logarithms import exp_unless_log, log_, log_add, log_sum, log_times
+from lipcore.bounds import _logarithms as logs
 from lipcore.bounds._matrices import norms, product_norm, square_root
 from lipcore.bounds.ball import log_general
 from lipcore.cross import CrossAttention
@@ -33,7 +33,7 @@ def layer_upper(attention: Attention, *, n: int, radius: float, log: bool = Fals
     """
     n = check_count("n", n)
     bounds = [log_general(n, log_a) for log_a in log_score_reach(attention, radius)]
-    return exp_unless_log(log_join(attention, bounds), log)
+    return logs.exp_unless_log(log_join(attention, bounds), log)
 
 
 def score_reach(attention: Attention, *, radius: float) -> Tensor:
@@ -59,15 +59,13 @@ def score_reach(attention: Attention, *, radius: float) -> Tensor:
 
 def log_score_reach(attention: Attention, radius: float) -> list[float]:
     """Return the logarithms of :func:`score_reach`, which may be beyond the range of float64."""
-    log_radius = log_(check_number("radius", radius, minimum=0))
+    log_radius = logs.log(check_number("radius", radius, minimum=0))
     heads = torch.stack(_score_sizes(attention), dim=-1).tolist()
-    return [
-        log_times(
-            log_add(log_(slope) + log_radius, log_(offset)),
-            log_add(log_(key_slope) + log_radius, log_(key_offset)),
-        )
-        for slope, offset, key_slope, key_offset in heads
-    ]
+
+    def reach(slope: float, offset: float) -> float:  # log (slope·R + offset)
+        return logs.add(logs.log(slope) + log_radius, logs.log(offset))
+
+    return [logs.times(reach(*sizes[:2]), reach(*sizes[2:])) for sizes in heads]
 
 
 def _score_sizes(attention: Attention) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -122,13 +120,7 @@ def rounded_up(bounds: Sequence[Tensor], X: Tensor) -> Tensor:
 
 
 def join_heads(attention: Attention, alone: Tensor, projected: Tensor) -> Tensor:
-    r"""Return the bound of a layer from those of its heads (…, heads) (:prf:ref:`prop-norm-heads`).
-
-    .. math:: \min\Big( \|W\|_2 \big( \textstyle\sum_h b_h^2 \big)^{1/2}, \sum_h b'_h \Big)
-
-    with :math:`b_h` of the heads alone and :math:`b'_h` of the heads with :math:`W_hV_h` in place
-    of :math:`V_h`. Without an output projection it is the root alone.
-    """
+    """Return min(‖W‖(Σ b_h²)^{1/2}, Σ b'_h), b' with W_hV_h for V_h: :prf:ref:`prop-norm-heads`."""
     joined = alone.square().sum(-1).sqrt()
     if attention.output is None:
         return joined
@@ -139,15 +131,15 @@ def log_join(attention: Attention, bounds: Sequence[float]) -> float:
     """Return :func:`join_heads` in logarithms, from bounds for ‖V_h‖₂ = 1, which are multiplied."""
 
     def heads(matrices: Tensor) -> list[float]:
-        sizes = norms(matrices.double()).tolist()
-        return [log_times(bound, log_(size)) for bound, size in zip(bounds, sizes, strict=True)]
+        log_sizes = map(logs.log, norms(matrices.double()).tolist())
+        return [logs.times(*factors) for factors in zip(bounds, log_sizes, strict=True)]
 
-    joined = log_sum(2 * value for value in heads(attention.value)) / 2
+    joined = logs.total(2 * value for value in heads(attention.value)) / 2
     if attention.output is None:
         return joined
     norm_w = norms(attention.output.double()).item()
     through = output_roots(attention) @ attention.value.double()
-    return min(log_times(joined, log_(norm_w)), log_sum(heads(through)))
+    return min(logs.times(joined, logs.log(norm_w)), logs.total(heads(through)))
 
 
 def output_roots(attention: Attention) -> Tensor | None:

@@ -7,8 +7,7 @@ queries, keys and values.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -51,9 +50,9 @@ def local_upper(attention: Attention, X: Tensor) -> Tensor:
     1.0
     """
     bounds = []
-    for wide, left, heads in _heads_of(attention, X):
-        alone = heads.terms(None).sum(-1)
-        projected = alone if left is None else heads.terms(left).sum(-1)
+    for wide, left, terms in _heads_of(attention, X):
+        alone = terms(None).sum(-1)
+        projected = alone if left is None else terms(left).sum(-1)
         bounds.append(join_heads(wide, alone, projected))
     return rounded_up(bounds, X)
 
@@ -72,8 +71,8 @@ def local_terms(attention: Attention, X: Tensor) -> Tensor:
     >>> local_terms(f, torch.randn(4, 2)).round(decimals=4).abs()
     tensor([[3., 0., 0.]])
     """
-    terms = [heads.terms(left) for _, left, heads in _heads_of(attention, X)]
-    return torch.stack(terms).reshape(*X.shape[:-2], -1, 3).to(X.dtype)
+    found = [terms(left) for _, left, terms in _heads_of(attention, X)]
+    return torch.stack(found).reshape(*X.shape[:-2], -1, 3).to(X.dtype)
 
 
 def nonnegative_norm_upper(P: Tensor, *, iterations: int = 30) -> Tensor:
@@ -115,53 +114,20 @@ def nonnegative_norm_upper(P: Tensor, *, iterations: int = 30) -> Tensor:
     return best
 
 
-@dataclass(frozen=True, eq=False)
-class _Heads:
-    """What the local bound needs of each head at one X, in the spaces of keys and values.
-
-    The fields are value (heads, p, d); norm_p (heads,), ‖P‖₂; own (heads, n, p, ·), of norm
-    ‖VC_iA‖; spread (heads, n, p, p), VC_iVᵀ; seen (heads,), max_j ‖Σ_i P_ij y_iy_iᵀ‖; own_rounding
-    and spread_rounding (heads,), what rounding may have taken from the norms of own and spread; and
-    ``there``, which is one for each of the three terms that there is, and zero for the others.
-    """
-
-    value: Tensor
-    norm_p: Tensor
-    own: Tensor
-    spread: Tensor
-    seen: Tensor
-    own_rounding: Tensor
-    spread_rounding: Tensor
-    there: Tensor
-
-    def terms(self, left: Tensor | None) -> Tensor:
-        """Return mixing, own query and others' keys of the maps ``left``·f_h, shape (heads, 3)."""
-        value, own, spread, size = self.value, self.own, self.spread, 1
-        if left is not None:
-            value, own, size = left @ value, left[:, None] @ own, norms(left)
-            spread = left[:, None] @ spread @ left[:, None].mT
-        mixing = norms(value) * self.norm_p
-        query = _largest_norm(own) + size * self.own_rounding
-        keys = ((_largest_norm(spread) + size**2 * self.spread_rounding) * self.seen).sqrt()
-        return self.there * torch.stack([mixing, query, keys], dim=-1)
-
-
 def _heads_of(
     layer: Attention | CrossAttention, X: Tensor
-) -> Iterator[tuple[Attention, Tensor | None, _Heads]]:
-    """Yield the attention, the roots of its output and its heads, for each sequence of X."""
+) -> Iterator[tuple[Attention, Tensor | None, Callable]]:
+    """Yield the attention, the roots of its output and its terms, for each sequence of X."""
     left = None
     for number, (one, tokens) in enumerate(sequences_of(layer, X, cross=True)):
         attention = one.attention if isinstance(one, CrossAttention) else one
         left = left if number else output_roots(attention)  # the same for all sequences
-        yield attention, left, _heads_at(one, tokens)
+        yield attention, left, _terms_at(one, tokens)
 
 
-def _heads_at(layer: Attention | CrossAttention, X: Tensor) -> _Heads:
-    """Return what the local bound needs of each head at one X (n, d)."""
-    is_cross = isinstance(layer, CrossAttention)
-    attention = layer.attention if is_cross else layer
-    terms = layer.terms if is_cross else (0, 1, 2)
+def _terms_at(layer: Attention | CrossAttention, X: Tensor) -> Callable[[Tensor | None], Tensor]:
+    """Return the terms at one X (n, d), as a function of R_h, for R_h·f_h in place of f_h."""
+    attention = layer.attention if isinstance(layer, CrossAttention) else layer
     queries, keys, values = layer.project(X)  # (heads, n, k), (heads, n, k), (heads, n, p)
     check_scores(queries, keys)
     P = layer.row_weights(queries, keys, slice(0, queries.shape[-2]))  # (heads, n, n)
@@ -184,34 +150,40 @@ def _heads_at(layer: Attention | CrossAttention, X: Tensor) -> _Heads:
     query_root = square_root((attention.scale * attention.query).mT)[:, None]
     key_root = square_root(attention.key.mT)[:, None]
     if attention.rotary is not None:  # the scores are those of turned queries and keys
-        query_root = _turned(query_root, attention.angles(queries.shape[-2]))
-        key_root = _turned(key_root, attention.angles(keys.shape[-2]))
+        query_root, key_root = (
+            rotate(root.movedim(1, 2), attention.angles(x.shape[-2])).movedim(2, 1)
+            for root, x in ((query_root, queries), (key_root, keys))
+        )
+    own = own @ query_root.mT  # of norm ‖V C_i A‖
+    seen = (1 + off[:, 0]) * _largest_norm(key_root @ seen @ key_root.mT)
+    norm_p = (1 + off[:, 0]) * nonnegative_norm_upper(P)
+    # what rounding may have taken from the norms of own and of spread
     own_rounding = torch.minimum(summed * largest_v * largest_k + off * about_both, about_both)
-    spread_rounding = torch.minimum(summed * largest_v**2 + off * about_v, about_v)
-    return _Heads(
-        value=attention.value,
-        norm_p=(1 + off[:, 0]) * nonnegative_norm_upper(P),
-        own=own @ query_root.mT,
-        spread=spread,
-        seen=(1 + off[:, 0]) * _largest_norm(key_root @ seen @ key_root.mT),
-        own_rounding=norms(query_root).amax(-1) * own_rounding.amax(-1),
-        spread_rounding=spread_rounding.amax(-1),
-        there=torch.tensor([term in terms for term in range(3)], device=P.device).to(P),
-    )
+    own_rounding = norms(query_root).amax(-1) * own_rounding.amax(-1)
+    spread_rounding = torch.minimum(summed * largest_v**2 + off * about_v, about_v).amax(-1)
+    moving = layer.terms if isinstance(layer, CrossAttention) else (0, 1, 2)
+    there = P.new_tensor([term in moving for term in range(3)])
+
+    def terms(left: Tensor | None) -> Tensor:  # mixing, own query and others' keys, (heads, 3)
+        maps = attention.value, own, spread, 1
+        if left is not None:
+            wide = left[:, None]
+            maps = left @ attention.value, wide @ own, wide @ spread @ wide.mT, norms(left)
+        value, queries, keys, size = maps
+        query = _largest_norm(queries) + size * own_rounding
+        key = ((_largest_norm(keys) + size**2 * spread_rounding) * seen).sqrt()
+        return there * torch.stack([norms(value) * norm_p, query, key], dim=-1)
+
+    return terms
 
 
 def _about_the_first(P: Tensor, points: Tensor, off: Tensor) -> Tensor:
-    """Return E|x − x_*|² of each row, (heads, n), x_* its likeliest point: at least the trace of C."""
+    """Return E|x − x_*|² of each row, (heads, n), x_* its likeliest point: at least trace C."""
     # no digits are lost where nearly all weight is on one point, as in differences of moments
     squares = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist").square()
     first = P.argmax(-1, keepdim=True).expand(*P.shape[:-1], points.shape[-2])
     weights = torch.where(off[..., None] > 1e100, 1, P)  # which key wins is then unknown
     return (1 + off) * (weights * squares.gather(-2, first)).sum(-1)
-
-
-def _turned(root: Tensor, angles: Tensor) -> Tensor:
-    """Return the root (heads, 1, r, k) for every position, its rows rotated: (heads, n, r, k)."""
-    return rotate(root.movedim(1, 2), angles).movedim(2, 1)
 
 
 def _largest_norm(matrices: Tensor) -> Tensor:

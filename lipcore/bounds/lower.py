@@ -14,18 +14,7 @@ import torch
 from torch import Tensor
 
 from lipcore._checks import check_count, check_head, check_number
-from lipcore.bounds._logarithms import (
-    check_length,
-    exp,
-    exp_unless_log,
-    log_,
-    log_add,
-    log_norm,
-    log_one_plus,
-    log_scaled,
-    log_sum,
-    log_times,
-)
+from lipcore.bounds import _logarithms as logs
 from lipcore.bounds._matrices import memoise_on_values, scaled
 from lipcore.bounds.gap import score_gap
 
@@ -54,8 +43,9 @@ def adversarial_lower(
     2.0
     """
     n = check_count("n", n)
-    gap = 2 * exp(log_scaled(radius, gamma, "gamma"))
-    return exp_unless_log(log_times(log_norm(norm_v), log_(n - 1) / 2, _log_weight(n, gap)), log)
+    gap = 2 * logs.exp(logs.scaled(radius, gamma, "gamma"))
+    bound = logs.times(logs.norm(norm_v), logs.log(n - 1) / 2, _log_weight(n, gap))
+    return logs.exp_unless_log(bound, log)
 
 
 def refined_lower(
@@ -68,12 +58,12 @@ def refined_lower(
     where u is the eigenvector and w is that of :func:`adversarial_lower`.
     """
     n = check_count("n", n)
-    log_gap = math.log(2) + log_scaled(radius, gamma, "gamma")
-    log_vu = log_norm(norm_vu, "norm_vu")
-    log_w = _log_weight(n, exp(log_gap))
-    log_rest = log_times(log_w, log_(n - 1) - exp(log_gap))  # log(1 − w)
-    keys = log_one_plus(log_gap, log_rest)
-    return exp_unless_log(log_times(log_vu, log_(n - 1) / 2, log_w, keys), log)
+    log_gap = math.log(2) + logs.scaled(radius, gamma, "gamma")
+    log_vu = logs.norm(norm_vu, "norm_vu")
+    log_w = _log_weight(n, logs.exp(log_gap))
+    log_rest = logs.times(log_w, logs.log(n - 1) - logs.exp(log_gap))  # log(1 − w)
+    keys = logs.one_plus(log_gap, log_rest)
+    return logs.exp_unless_log(logs.times(log_vu, logs.log(n - 1) / 2, log_w, keys), log)
 
 
 def masked_lower(*, n: int, radius: float, gamma: float, norm_v: float, log: bool = False) -> float:
@@ -90,8 +80,8 @@ def masked_lower(*, n: int, radius: float, gamma: float, norm_v: float, log: boo
     2.0
     """
     n = check_count("n", n)
-    gap = 2 * exp(log_scaled(radius, gamma, "gamma"))
-    return exp_unless_log(log_times(log_norm(norm_v), _log_square_sum(n - 1, -gap) / 2), log)
+    gap = 2 * logs.exp(logs.scaled(radius, gamma, "gamma"))
+    return logs.exp_unless_log(logs.times(logs.norm(norm_v), _log_square_sum(n - 1, -gap) / 2), log)
 
 
 def score_gap_lower(*, n: int, radius: float, A: Tensor, V: Tensor, log: bool = False) -> float:
@@ -112,41 +102,42 @@ def score_gap_lower(*, n: int, radius: float, A: Tensor, V: Tensor, log: bool = 
     2.0
     """
     n = check_count("n", n)
-    log_square = 2 * log_(check_number("radius", radius, minimum=0))
+    log_square = 2 * logs.log(check_number("radius", radius, minimum=0))
     A, V = check_head(A, V)
     A, log_a = scaled(A.double())
     V, log_v = scaled(V.double())
     log_square += log_a
     gap, u = score_gap(A)
-    gap = exp(log_(gap) + log_square)
+    gap = logs.exp(logs.log(gap) + log_square)
     image = A @ u
     size = image.norm().item()
     first = image / size if size else u
     log_w = _log_weight(n, gap)
-    rest = exp(log_times(log_w, log_(n - 1) - gap, log_square, log_(size)))  # (1 − w) R²‖Au‖
+    # (1 − w) R²‖Au‖
+    rest = logs.exp(logs.times(log_w, logs.log(n - 1) - gap, log_square, logs.log(size)))
     moved = V + rest * torch.outer(V @ (first - u), first)
-    log_moved = log_v + log_(torch.linalg.matrix_norm(moved, 2).item())
-    return exp_unless_log(log_times(log_(n - 1) / 2, log_w, log_moved), log)
+    log_moved = log_v + logs.log(torch.linalg.matrix_norm(moved, 2).item())
+    return logs.exp_unless_log(logs.times(logs.log(n - 1) / 2, log_w, log_moved), log)
 
 
 def _log_weight(n: int, gap: float) -> float:
     """Return log 1/(1+(n−1)e^{−gap}), the weight of a token that leads n − 1 others by ``gap``."""
-    return 0.0 if gap == math.inf else -log_one_plus(log_(n - 1) - gap)
+    return 0.0 if gap == math.inf else -logs.one_plus(logs.log(n - 1) - gap)
 
 
 def _log_square_sum(terms: int, log_q: float) -> float:
     r"""Return log of :math:`\sum_{i=1}^{m} (1+iq)^{-2}`, for q ≤ 1 and any number m of terms."""
-    q = exp(log_q)
+    q = logs.exp(log_q)
     first = min(terms, _TERMS)
     head = sum((1 + i * q) ** -2 for i in range(1, first + 1))
     if terms == first:
-        return log_(head)
+        return logs.log(head)
     # the integral of (1+xq)^{−2} from half a step below the tail, and Euler–Maclaurin's correction
     start = 1 + (first + 0.5) * q
-    log_end = log_add(0.0, log_(terms + 0.5 if terms < 2**52 else terms) + log_q)
-    integral = log_(terms - first) - math.log(start) - log_end
+    log_end = logs.add(0.0, logs.log(terms + 0.5 if terms < 2**52 else terms) + log_q)
+    integral = logs.log(terms - first) - math.log(start) - log_end
     slope = q / 12 * (start**-3 - math.exp(-3 * log_end))
-    return log_sum([math.log(head), integral]) + math.log1p(-slope / (head + exp(integral)))
+    return logs.total([math.log(head), integral]) + math.log1p(-slope / (head + logs.exp(integral)))
 
 
 # --- constructions with copies -------------------------------------------------------------------
@@ -171,10 +162,6 @@ def best_lower(
     log : bool
         Whether to return the logarithm of the bound.
 
-    Returns
-    -------
-    float
-
     Examples
     --------
     >>> import torch
@@ -186,7 +173,7 @@ def best_lower(
     size = {"A": A, "V": V, "radius": radius, "n": n, "log": True}
     norm_v = torch.linalg.matrix_norm(check_head(A, V)[1].double(), 2).item()
     reached = [construction_lower(family, **size) for family in _FAMILIES]
-    return exp_unless_log(max(log_(norm_v), *reached), log)
+    return logs.exp_unless_log(max(logs.log(norm_v), *reached), log)
 
 
 def construction_lower(
@@ -251,7 +238,7 @@ def construction_lower(
     25.5
     """
     best = _construct(family, A, V, n, radius)
-    return exp_unless_log(-math.inf if best is None else best[1], log)
+    return logs.exp_unless_log(-math.inf if best is None else best[1], log)
 
 
 def construction_inputs(
@@ -272,11 +259,6 @@ def construction_inputs(
     Returns
     -------
     Tensor, shape (n, d)
-
-    Raises
-    ------
-    ValueError, TypeError
-        If there is no such input, and in the cases of :func:`construction_lower`.
 
     Examples
     --------
@@ -304,7 +286,7 @@ def _construct(
     if family not in _FAMILIES:
         raise ValueError(f"family: expected one of {', '.join(_FAMILIES)}, got {family!r}")
     A, V = check_head(A, V)
-    n = check_length(n)
+    n = None if n is None else float(min(check_count("n", n), _MOST))
     radius = check_number("radius", radius, minimum=0)
     is_narrow = family in _ASIDE and (len(A) < 2 or n == 2)
     if n == 1 or radius == 0 or is_narrow or not bool(A.any()):
@@ -312,7 +294,7 @@ def _construct(
     # in units of their own, A and V leave squares and products within the range of float64
     A, log_a = scaled(A.double())
     V, log_v = scaled(V.double())
-    tokens, reached, shares = _FAMILIES[family](A, V, n, 2 * log_(radius) + log_a)
+    tokens, reached, shares = _FAMILIES[family](A, V, n, 2 * logs.log(radius) + log_a)
     return tokens, log_v + reached, shares
 
 
@@ -321,7 +303,7 @@ def _within_range(A: Tensor, log_square: float) -> float:
     return min(log_square, 230 - math.log(torch.linalg.matrix_norm(A, 2).item()))
 
 
-def _own(A: Tensor, V: Tensor, n: int | None, log_square: float) -> _Construction:
+def _own(A: Tensor, V: Tensor, n: float | None, log_square: float) -> _Construction:
     """Return the query, and tokens in the direction w on both sides of it."""
     norm_a, norm_v = (torch.linalg.matrix_norm(M, 2) for M in (A, V))
     unit_a = A / norm_a
@@ -331,9 +313,9 @@ def _own(A: Tensor, V: Tensor, n: int | None, log_square: float) -> _Constructio
     side = 0.5 if n is None else max((n - 1) // 2, 1) / n  # the share of the tokens on each side
     spread = 1 / 4 if n == 2 else 2 * side
     shares = w.new_tensor([0.5, 0.5, 0.0] if n == 2 else [1 - 2 * side, side, side])
-    pull = spread * exp(_within_range(A, log_square) + math.log(norm_a.item()))
+    pull = spread * logs.exp(_within_range(A, log_square) + math.log(norm_a.item()))
     row = torch.outer(unit_v @ w, pull * (w @ unit_a)) + own * unit_v
-    reached = log_(norm_v.item()) + log_(torch.linalg.matrix_norm(row, 2).item())
+    reached = logs.log(norm_v.item()) + logs.log(torch.linalg.matrix_norm(row, 2).item())
     return torch.stack([0 * w, w, -w]), reached, shares
 
 
@@ -358,33 +340,32 @@ def _pulled_most(V: Tensor, B: Tensor) -> Tensor:
     return w[((w @ V.mT).norm(dim=-1) * (w @ B.mT).norm(dim=-1)).argmax()]
 
 
-def _copies(A: Tensor, V: Tensor, n: int | None, log_square: float) -> _Construction:
+def _copies(A: Tensor, V: Tensor, n: float | None, log_square: float) -> _Construction:
     """Return (x_2, x_1) for the best τ and m of a grid."""
     gap, u = score_gap(A)
     first = A @ u / (A @ u).norm()
     log_square = _within_range(A, log_square)
     tau = torch.linspace(1 / _SHARES, 1, _SHARES, dtype=A.dtype, device=A.device)[:, None]
-    lead = tau * exp(math.log(gap) + log_square)
+    lead = tau * logs.exp(math.log(gap) + log_square)
     log_rho = torch.linspace(-4, 4, 33, dtype=A.dtype, device=A.device) - lead  # W is near ½
     if n is not None:  # whole numbers of copies
-        n = float(min(n, _MOST))
         copies = (n * torch.sigmoid(log_rho)).round().clamp(1, max(n // 2, 1))
         log_rho = copies.log() - (n - copies).log()
     weight = -torch.nn.functional.softplus(-lead - log_rho) - log_rho / 2  # log W/√ρ
-    slope = exp(log_square + math.log((A @ u).norm().item())) * tau * torch.sigmoid(-lead - log_rho)
+    size = logs.exp(log_square + math.log((A @ u).norm().item()))  # ‖Ax_2‖R
+    slope = size * tau * torch.sigmoid(-lead - log_rho)
     along = torch.linalg.vector_norm(V @ first + slope[..., None] * (V @ (first - u)), dim=-1)
     across = torch.linalg.matrix_norm(V - torch.outer(V @ first, first), 2)
     value = (weight + torch.maximum(along, across).log()).nan_to_num(nan=-math.inf)
     share, ratio = torch.unravel_index(value.argmax(), value.shape)
     moved = V + slope[share, ratio] * torch.outer(V @ (first - u), first)
-    norm = torch.linalg.matrix_norm(moved, 2).item()
-    reached = weight[share, ratio].item() + log_(norm)
+    reached = weight[share, ratio].item() + logs.log(torch.linalg.matrix_norm(moved, 2).item())
     rare = torch.sigmoid(log_rho[share, ratio])
     tokens = torch.stack([u, u + tau[share] * (first - u)])
     return tokens, reached, torch.stack([1 - rare, rare])
 
 
-def _torn(A: Tensor, V: Tensor, n: int | None, log_square: float) -> _Construction:
+def _torn(A: Tensor, V: Tensor, n: float | None, log_square: float) -> _Construction:
     """Return the crowd and two tokens for the best v, α, t and m of a grid."""
     crowd = _crowd_places(A)
     image = crowd @ A.mT
@@ -392,15 +373,14 @@ def _torn(A: Tensor, V: Tensor, n: int | None, log_square: float) -> _Constructi
     lead = image / sizes[:, None]
     across, reached = _across(V, lead)
     own = (crowd * lead).sum(-1)  # v·Av / ‖Av‖
-    angle = torch.linspace(0.01, math.pi / 2, 150, dtype=sizes.dtype, device=A.device)
-    angle = angle[:, None, None]
-    t = torch.linspace(0.01, 1, 100, dtype=sizes.dtype, device=A.device)[:, None]
+    grid = {"dtype": A.dtype, "device": A.device}
+    angle = torch.linspace(0.01, math.pi / 2, 150, **grid)[:, None, None]
+    t = torch.linspace(0.01, 1, 100, **grid)[:, None]
     log_size = sizes.log() + (log_square if n else _within_range(A, log_square))
     leads = t * (angle.cos() - t * own) * log_size.exp()  # of the pair's scores over a query's own
     log_q = math.log(2) + leads  # of q tokens a copy, the best number
     shares = torch.zeros_like(leads)
     if n is not None:  # whole numbers of copies
-        n = float(min(n, _MOST))
         copies = (n / (2 + log_q.exp())).round().clamp(1, max((n - 1) // 2, 1))
         log_q = (n - 2 * copies).log() - copies.log()
         shares = copies / n
@@ -422,25 +402,24 @@ def _crowd_places(A: Tensor) -> Tensor:
     return torch.cat([right[sizes > 1e-9 * sizes[0]], score_gap(A)[1][None]])
 
 
-def _pulled(A: Tensor, V: Tensor, n: int | None, log_square: float) -> _Construction:
+def _pulled(A: Tensor, V: Tensor, n: float | None, log_square: float) -> _Construction:
     """Return the crowd, x_1 and z for the best φ, W_1 and W_2 of a grid."""
     gap, u = score_gap(A)
     lead = A @ u / (A @ u).norm()
     aside = _across(V, lead[None])[0][0]
     log_square = _within_range(A, log_square)
-    size = exp(math.log((A @ u).norm().item()) + log_square)  # |Ax_0|R
+    size = logs.exp(math.log((A @ u).norm().item()) + log_square)  # |Ax_0|R
     grid = {"dtype": A.dtype, "device": A.device}
     log_w = torch.linspace(-5, 5, 21, **grid)
     angle = torch.linspace(-math.pi, math.pi, 49, **grid)[1:-1, None, None]
     zero = 0 * angle
     # scores of the crowd itself, of x_1 and of z, over the crowd's
-    ahead = zero + exp(math.log(gap) + log_square)
+    ahead = zero + logs.exp(math.log(gap) + log_square)
     leads = torch.stack([zero, ahead, size * (angle.cos() - u @ lead)])
     votes = torch.stack(torch.broadcast_tensors(0 * log_w, log_w[:, None], log_w))[:, None]
     log_mass = votes - leads
     way = torch.ones_like(log_mass)  # which part of the way from the crowd each token goes
     if n is not None:
-        n = float(min(n, _MOST))
         copies = (n * torch.softmax(log_mass, dim=0)).round().clamp(min=1)
         copies[0] = n - copies[1] - copies[2]
         log_mass = copies.clamp(min=0).log()  # −∞ where no crowd is left

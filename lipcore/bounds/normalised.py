@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lipcore._checks import check_count, check_number, check_real_tensor, check_tokens
 from lipcore.attention import Attention
-from lipcore.bounds._logarithms import log_
+from lipcore.bounds import _logarithms as logs
 from lipcore.bounds._matrices import norms, product_norm, square_root
 from lipcore.bounds.ball import log_column_sum
 from lipcore.bounds.gap import score_gap_upper
@@ -95,10 +95,6 @@ def pre_norm_jacobian(
     residual : bool
         Whether to add the identity.
 
-    Returns
-    -------
-    LinearOperator
-
     Examples
     --------
     >>> import torch
@@ -158,10 +154,6 @@ def layer_norm_radius(*, gain: Tensor, bias: Tensor | None = None) -> float:
     bias : Tensor, shape (d,), optional
         The b of ``LayerNorm``; zero if left out, as for RMSNorm.
 
-    Returns
-    -------
-    float
-
     Examples
     --------
     >>> import torch
@@ -171,33 +163,16 @@ def layer_norm_radius(*, gain: Tensor, bias: Tensor | None = None) -> float:
     gain = check_real_tensor("gain", gain, ndim=1).double()
     if not len(gain):
         raise ValueError(f"gain: expected at least one entry, got shape {tuple(gain.shape)}")
-    radius = math.sqrt(len(gain)) * gain.abs().amax().item()
-    if bias is None:
-        return radius
-    bias = check_real_tensor("bias", bias, ndim=1).double()
+    bias = check_real_tensor("bias", 0 * gain if bias is None else bias, ndim=1).double()
     if bias.shape != gain.shape:
-        expected = tuple(gain.shape)
-        raise ValueError(f"bias: expected shape {expected} as gain has, got {tuple(bias.shape)}")
-    return radius + bias.norm().item()
+        raise ValueError(f"bias: expected {len(gain)} entries as gain has, got {len(bias)}")
+    return math.sqrt(len(gain)) * gain.abs().amax().item() + bias.norm().item()
 
 
 def largest_affine_norm(M: Tensor, e: Tensor, radius: float) -> Tensor:
-    r"""Return the exact maximum of ‖Mz + e‖ over the ball ‖z‖ ≤ ρ (:prf:ref:`lem-affine-ball`).
-
-    A convex function is maximised, but the dual has no gap: with :math:`H = M^\top M` and
-    :math:`q = M^\top e`,
-
-    .. math:: \max_{|z|\le\rho} |Mz+e|^2 = \min_{\lambda > \lambda_{\max}(H)} |e|^2
-        + q^\top(\lambda - H)^{-1}q + \lambda\rho^2 .
-
-    Every λ gives an upper bound; the best one solves :math:`|(\lambda-H)^{-1}q| = \rho`. The tests
-    enclose the maximum between both sides in an interval of width 1e-13. M has shape (…, k, d), e
-    has shape (…, k), ``radius`` is ρ, and the result has shape (…).
-    """
-    check_real_tensor("M", M, min_ndim=2)
-    if e.shape != M.shape[:-1]:
-        expected = tuple(M.shape[:-1])
-        raise ValueError(f"e: expected shape {expected} as M has rows, got {tuple(e.shape)}")
+    """Return the exact maximum of ‖Mz + e‖ over the ball ‖z‖ ≤ ρ (:prf:ref:`lem-affine-ball`)."""
+    # a convex function is maximised, but the dual has no gap: with H = MᵀM and q = Mᵀe, the square
+    # is the least |e|² + qᵀ(λ−H)⁻¹q + λρ² over λ > λ_max(H), at which |(λ−H)⁻¹q| = ρ
     radius = check_number("radius", radius, minimum=0)
     if radius == 0:
         return e.norm(dim=-1)
@@ -292,18 +267,22 @@ def normalised_upper(attention: Attention, norm: Normalisation, *, n: int) -> fl
     """
     n = check_count("n", n)
     found = normalised_reach(attention, norm)
-    attention, gain, _, root = _checked(attention, norm)
+    attention, gain, bias, root = _checked(attention, norm)
     given = (attention.mask, attention.bias, attention.log_weights, attention.window)
-    log_columns = [math.log(n)] * attention.heads
+    mixing = gain.new_full((attention.heads,), math.log(n) / 2).exp()
     if not attention.causal and all(table is None for table in given):
-        log_columns = [
-            log_column_sum(n, log_(alpha), gap)
-            for alpha, gap in zip(found.spread.tolist(), _score_gaps(attention, norm), strict=True)
-        ]
-    mixing = torch.tensor(log_columns, dtype=torch.float64).div(2).exp()
-    own = root * product_norm(
-        attention.scale * attention.query, _centre(norm, attention.key * gain)
-    )
+        for h, alpha in enumerate(found.spread.tolist()):
+            query, key = attention.query[h], attention.key[h]
+            centre = query @ bias  # the query at the ellipsoid's centre
+            if attention.query_bias is not None:
+                centre = centre + attention.query_bias[h]
+            query, key = (_centre(norm, M * gain) for M in (query, key))
+            frame = torch.linalg.qr(torch.cat([query, key]).mT).Q  # only what the head reads counts
+            reads = attention.scale * (key @ frame).mT
+            gap = root**2 * score_gap_upper(reads @ query @ frame, reads @ centre / root)
+            mixing[h] = logs.exp(log_column_sum(n, logs.log(alpha), gap) / 2)
+    keys = _centre(norm, attention.key * gain)
+    own = root * product_norm(attention.scale * attention.query, keys)
     shift = root * (own + found.query * mixing)  # own: √d ‖ΠGA‖
 
     def heads(values: Tensor) -> Tensor:
@@ -313,22 +292,6 @@ def normalised_upper(attention: Attention, norm: Normalisation, *, n: int) -> fl
     left = output_roots(attention)
     projected = alone if left is None else heads(left @ attention.value)
     return join_heads(attention, alone, projected).item()
-
-
-def _score_gaps(attention: Attention, norm: Normalisation) -> list[float]:
-    """Return for each head a bound of (A_hx + c_h)·(y − x) over x, y in the ellipsoid."""
-    gain = norm.gain.double()
-    root = math.sqrt(attention.d)
-    centres = attention.query @ norm.bias.double()  # the queries at the ellipsoid's centre
-    if attention.query_bias is not None:
-        centres = centres + attention.query_bias
-    gaps = []
-    for query, key, centre in zip(attention.query, attention.key, centres, strict=True):
-        query, key = (_centre(norm, M * gain) for M in (query, key))
-        frame = torch.linalg.qr(torch.cat([query, key]).mT).Q  # only what the head reads counts
-        reads = attention.scale * (key @ frame).mT
-        gaps.append(root**2 * score_gap_upper(reads @ query @ frame, reads @ centre / root))
-    return gaps
 
 
 def _checked(attention: Attention, norm: Normalisation) -> tuple[Attention, Tensor, Tensor, float]:

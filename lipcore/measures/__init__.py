@@ -6,23 +6,19 @@ number of copies (:prf:ref:`prop-mt-dictionary`). Arguments that do not fit, are
 range raise a ValueError; a wrong type raises a TypeError.
 """
 
+# fmt: off
+# isort: off
 from lipcore.measures.discrete import DiscreteMeasure, TimedMeasure
 from lipcore.measures.local import (
-    dense_local_constant,
-    dense_splitting_gain,
-    local_constant,
-    splitting_gain,
+    dense_local_constant, dense_splitting_gain, local_constant, splitting_gain,
 )
 from lipcore.measures.mean_field import (
-    gamma_derivative,
-    gamma_map,
-    masked_mean_field_attention,
-    mean_field_attention,
+    gamma_derivative, gamma_map, masked_mean_field_attention, mean_field_attention,
 )
 from lipcore.measures.transport import conditional_wasserstein, transport_plan, wasserstein
 from lipcore.measures.two_dirac import TwoDirac
+# isort: on
 
-# fmt: off
 __all__ = [
     "DiscreteMeasure", "TimedMeasure", "TwoDirac", "conditional_wasserstein",
     "dense_local_constant", "dense_splitting_gain", "gamma_derivative", "gamma_map",

@@ -41,13 +41,8 @@ class DiscreteMeasure(_Atoms):
     points : Tensor, shape (n, d)
         Points may repeat.
     weights : Tensor, shape (n,), optional
-        Non-negative, with sum one; 1/n each if left out. A point may have weight zero.
-
-    Raises
-    ------
-    ValueError, TypeError
-        If a weight is negative, the weights do not sum to one (to 1e-9; 1e-5 in float32), there is
-        no point, shapes do not fit, or something is not finite or not float32 or float64.
+        Non-negative, with sum one (to 1e-9; 1e-5 in float32); 1/n each if left out. A point may
+        have weight zero.
 
     Examples
     --------

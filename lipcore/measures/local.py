@@ -13,13 +13,7 @@ import torch
 from torch import Tensor
 
 from lipcore._checks import check_tokens
-from lipcore.measures.discrete import (
-    DiscreteMeasure,
-    Measure,
-    TimedMeasure,
-    check_times,
-    check_weights,
-)
+from lipcore.measures.discrete import Measure, TimedMeasure, check_times, check_weights
 from lipcore.measures.mean_field import (
     attention_over,
     check_matrices,
@@ -67,8 +61,6 @@ def local_constant(
 
     Raises
     ------
-    ValueError, TypeError
-        If A and V do not fit the measure.
     RuntimeError
         If the iteration stops before ``tol``.
 
@@ -83,6 +75,7 @@ def local_constant(
     Examples
     --------
     >>> import torch
+    >>> from lipcore.measures import DiscreteMeasure
     >>> points = torch.tensor([[-0.091], [-6.124], [-3.012]])
     >>> mu = DiscreteMeasure(points, torch.tensor([0.917, 0.009, 0.074]))
     >>> A, V = torch.tensor([[-2.22]]), torch.eye(1)
@@ -108,6 +101,7 @@ def splitting_gain(mu: Measure, A: Tensor, V: Tensor, *, tol: float = 1e-8) -> f
     Examples
     --------
     >>> import torch
+    >>> from lipcore.measures import DiscreteMeasure
     >>> points = torch.tensor([[-0.091], [-6.124], [-3.012]])
     >>> mu = DiscreteMeasure(points, torch.tensor([0.917, 0.009, 0.074]))
     >>> round(splitting_gain(mu, torch.tensor([[-2.22]]), torch.eye(1)), 2)
@@ -188,9 +182,8 @@ def dense_splitting_gain(
 
 
 def _support(mu: object) -> Measure:
-    if not isinstance(mu, DiscreteMeasure | TimedMeasure):
-        got = type(mu).__name__
-        raise TypeError(f"mu: expected a DiscreteMeasure or a TimedMeasure, got {got}")
+    if not isinstance(mu, Measure):
+        raise TypeError(f"mu: expected a measure, got {type(mu).__name__}")
     return mu.support()
 
 
@@ -212,13 +205,10 @@ def _own_query_norm(mu: Measure, A: Tensor, V: Tensor) -> float:
     """Return max_i ‖V C_i A‖₂ over the atoms, by blocks of rows."""
     n, d = mu.points.shape
     block = max(1, BATCH_BYTES // (n * (2 * d + V.shape[0]) * mu.points.element_size()))
-    largest = 0.0
-    for start in range(0, n, block):
-        rows = slice(start, start + block)
-        times = mu.times[rows] if isinstance(mu, TimedMeasure) else None
-        own = gamma_derivative(mu, mu.points[rows], A, V, times=times)
-        largest = max(largest, torch.linalg.matrix_norm(own, 2).max().item())
-    return largest
+    rows = mu.points.split(block)
+    clocks = mu.times.split(block) if isinstance(mu, TimedMeasure) else [None] * len(rows)
+    blocks = (gamma_derivative(mu, x, A, V, times=t) for x, t in zip(rows, clocks, strict=True))
+    return max(torch.linalg.matrix_norm(own, 2).max().item() for own in blocks)
 
 
 def _batched_norms(
@@ -227,22 +217,20 @@ def _batched_norms(
     """Return ‖D_μF‖ and max_i ‖V C_i A‖ of each measure after checks, as many at once as fit."""
     check_tokens(points, name="points")
     weights = check_weights(weights, points)
-    if times is not None:
-        check_times("times", times, points)
     check_matrices(points, A, V)
     *batch, n, d = points.shape
     chunk = max(1, BATCH_BYTES // (n * n * (V.shape[0] + 1) * (d + 1) * points.element_size()))
-    points, weights = points.reshape(-1, n, d).split(chunk), weights.reshape(-1, n).split(chunk)
-    clocks = [None] * len(points) if times is None else times.reshape(-1, n).split(chunk)
-    parts = [
-        dense_norms(x, w, A, V, clock) for x, w, clock in zip(points, weights, clocks, strict=True)
-    ]
+    tables = [points.reshape(-1, n, d), weights.reshape(-1, n)]
+    if times is not None:
+        tables.append(check_times("times", times, points).reshape(-1, n))
+    chunks = zip(*(table.split(chunk) for table in tables), strict=True)
+    parts = [dense_norms(A, V, *chunk) for chunk in chunks]
     whole, own = (torch.cat(kind) for kind in zip(*parts, strict=True))
     return whole.reshape(batch), own.amax(-1).reshape(batch)
 
 
 def dense_norms(
-    points: Tensor, weights: Tensor, A: Tensor, V: Tensor, times: Tensor | None = None
+    A: Tensor, V: Tensor, points: Tensor, weights: Tensor, times: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return ‖D_μF‖ in L²(μ), (…), and ‖V C_i A‖, (…, n), from matrices of size nq × nd."""
     log_w = weights.log()
@@ -254,21 +242,14 @@ def dense_norms(
     # exponential, as G is huge where the weights are tiny
     between = (log_g + (log_w[..., :, None] + log_w[..., None, :]) / 2).exp()
     blocks, own = derivative_blocks(P, points, A, V, torch.where(massive, between, 0))
-    blocks = _moving_equal_atoms_alike(blocks, points, weights, times)
-    matrix = blocks.transpose(-3, -2).flatten(-2).flatten(-3, -2)  # (…, n·q, n·d)
-    return torch.linalg.matrix_norm(matrix, 2), torch.linalg.matrix_norm(own, 2)
-
-
-def _moving_equal_atoms_alike(
-    blocks: Tensor, points: Tensor, weights: Tensor, times: Tensor | None
-) -> Tensor:
-    """Restrict blocks (…, i, j, q, d) to perturbations that are functions on the support."""
+    # perturbations are functions on the support: equal atoms move alike
     equal = (points[..., :, None, :] == points[..., None, :, :]).all(-1)
     if times is not None:
         equal &= times[..., :, None] == times[..., None, :]
-    if not bool((equal.sum(-1) > 1).any()):
-        return blocks
-    mass = (equal * weights[..., None, :]).sum(-1)
-    root = weights.sqrt() / torch.where(mass > 0, mass, 1).sqrt()
-    projector = equal * root[..., :, None] * root[..., None, :]
-    return torch.einsum("...ijqd,...jk->...ikqd", blocks, projector)
+    if bool((equal.sum(-1) > 1).any()):
+        mass = (equal * weights[..., None, :]).sum(-1)
+        root = weights.sqrt() / torch.where(mass > 0, mass, 1).sqrt()
+        projector = equal * root[..., :, None] * root[..., None, :]
+        blocks = torch.einsum("...ijqd,...jk->...ikqd", blocks, projector)
+    matrix = blocks.transpose(-3, -2).flatten(-2).flatten(-3, -2)  # (…, n·q, n·d)
+    return torch.linalg.matrix_norm(matrix, 2), torch.linalg.matrix_norm(own, 2)

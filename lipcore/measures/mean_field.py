@@ -7,13 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from lipcore._checks import (
-    check_real_tensor,
-    check_same_kind,
-    check_scores,
-    check_square,
-    check_tokens,
-)
+from lipcore._checks import check_head, check_same_kind, check_scores, check_square, check_tokens
 from lipcore.attention import Attention
 from lipcore.measures.discrete import DiscreteMeasure, Measure, TimedMeasure, check_times
 
@@ -71,13 +65,8 @@ def masked_mean_field_attention(mu: TimedMeasure, A: Tensor, V: Tensor) -> Timed
     Returns
     -------
     TimedMeasure
-        The n images at the same times, with the same weights.
-
-    Raises
-    ------
-    ValueError, TypeError
-        If A and V do not fit, mu is no :class:`TimedMeasure`, or a token of weight zero precedes
-        all mass, where Γ is not defined (``mu.support()`` leaves it out).
+        The n images at the same times, with the same weights. A token of weight zero before all
+        mass, where Γ is not defined, is refused (``mu.support()`` leaves it out).
 
     Examples
     --------
@@ -107,17 +96,13 @@ def gamma_map(
     A : Tensor, shape (d, d)
     V : Tensor, shape (q, d)
     times : Tensor, shape (m,)
-        The times s in [0, 1] of :math:`\Gamma_\mu(s,x)`, for a timed measure (only).
+        The times s in [0, 1] of :math:`\Gamma_\mu(s,x)`, for a timed measure (only); none may
+        precede all mass.
 
     Returns
     -------
     Tensor, shape (m, q)
         Differentiable in x.
-
-    Raises
-    ------
-    ValueError, TypeError
-        If shapes do not fit, times are missing or out of place, or a time precedes all mass.
 
     Examples
     --------
@@ -149,8 +134,7 @@ def gamma_derivative(
     >>> gamma_derivative(mu, torch.zeros(1, 1), torch.eye(1), torch.eye(1))
     tensor([[[1.]]])
     """
-    own, _ = own_query(_rows(mu, x, A, V, times), mu.points, A, V)
-    return own
+    return own_query(_rows(mu, x, A, V, times), mu.points, A, V)[0]
 
 
 def attention_over(mu: Measure, A: Tensor, V: Tensor) -> Attention:
@@ -162,17 +146,14 @@ def attention_over(mu: Measure, A: Tensor, V: Tensor) -> Attention:
 
 def check_matrices(points: Tensor, A: Tensor, V: Tensor) -> None:
     """Refuse matrices that do not act on the points (…, n, d)."""
-    check_square("A", A)
-    check_real_tensor("V", V, ndim=2)
-    check_same_kind("A", A, points, "the measure")
-    check_same_kind("V", V, points, "the measure")
+    check_same_kind("A", check_square("A", A), points, "the measure")
     d = points.shape[-1]
-    if A.shape[0] != d:
+    if len(A) != d:
         expected = f"shape {(d, d)} as the measure has dimension {d}"
         raise ValueError(f"A: expected {expected}, got {tuple(A.shape)}")
-    if V.shape[1] != d or V.shape[0] == 0:
-        expected = f"{d} columns as the measure has dimension {d}"
-        raise ValueError(f"V: expected {expected}, got shape {tuple(V.shape)}")
+    check_head(A, V)
+    if len(V) == 0:
+        raise ValueError(f"V: expected at least one row, got shape {tuple(V.shape)}")
 
 
 def sees(query_times: Tensor, key_times: Tensor) -> Tensor:
@@ -220,7 +201,7 @@ def derivative_blocks(
 def _rows(mu: Measure, x: Tensor, A: Tensor, V: Tensor, times: Tensor | None) -> Tensor:
     """Return the rows (m, n) of the softmax of queries x against the atoms of mu."""
     check_matrices(mu.points, A, V)
-    check_tokens(check_real_tensor("x", x, ndim=2), mu.dim, "x")
+    check_tokens(x, mu.dim, "x")
     check_same_kind("x", x, mu.points, "the measure")
     visible = None
     if isinstance(mu, TimedMeasure):

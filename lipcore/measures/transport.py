@@ -33,14 +33,8 @@ def wasserstein(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float = 2) -> float
     p : float
         At least one.
 
-    Returns
-    -------
-    float
-
     Raises
     ------
-    ValueError, TypeError
-        If p < 1, the dimensions differ, or an argument is no :class:`DiscreteMeasure`.
     ImportError
         If POT is missing and needed, which it is if both measures have two points or more.
     RuntimeError
@@ -100,15 +94,6 @@ def conditional_wasserstein(mu: TimedMeasure, nu: TimedMeasure, p: float = 2) ->
     p : float
         At least one.
 
-    Returns
-    -------
-    float
-
-    Raises
-    ------
-    ValueError, TypeError
-        If the time marginals differ, and in the cases of :func:`wasserstein`.
-
     Examples
     --------
     >>> import torch
@@ -131,8 +116,7 @@ def _optimal_plan(
     """Return an optimal plan and the distances, two arrays (n, m)."""
     _check_pair(mu, nu, DiscreteMeasure)
     p = check_number("p", p, minimum=1)
-    a = _array(mu.weights)
-    b = _array(nu.weights)
+    a, b = (measure.weights.detach().cpu().double().numpy() for measure in (mu, nu))
     a = a / a.sum()
     b = b / b.sum()
     distances = _distances(mu.points, nu.points)
@@ -182,14 +166,9 @@ def _plan_of_costs(a: np.ndarray, b: np.ndarray, distances: np.ndarray, p: float
             cap *= 8
 
 
-def _array(tensor: Tensor) -> np.ndarray:
-    return tensor.detach().cpu().double().numpy()
-
-
 def _distances(x: Tensor, y: Tensor) -> np.ndarray:
     """Return ‖x_i − y_j‖, (n, m), without overflow, and without products, which lose digits."""
-    x = x.detach().cpu().double()
-    y = y.detach().cpu().double()
+    x, y = (points.detach().cpu().double() for points in (x, y))
     largest = max(x.abs().max().item(), y.abs().max().item())
     scale = 2.0 ** (math.frexp(largest)[1] - 1)
     mode = "donot_use_mm_for_euclid_dist"
@@ -233,9 +212,8 @@ def _common_marginal(mu: TimedMeasure, nu: TimedMeasure) -> tuple[list[float], n
         for measure in (mu, nu)
     )
     for time in sorted(here.keys() | there.keys()):
-        mass = here.get(time, 0.0)
-        other = there.get(time, 0.0)
-        if (time in here) != (time in there) or abs(mass - other) > tolerance:
+        mass, other = here.get(time, 0.0), there.get(time, 0.0)
+        if 0 in (mass, other) or abs(mass - other) > tolerance:
             but = f"time {time!r} has mass {mass:.10g} in mu and {other:.10g} in nu"
             raise ValueError(f"nu: expected the time marginal of mu, but {but}")
     return list(here), np.array(list(here.values()))

@@ -66,15 +66,17 @@ class TwoDirac:
             positions = (-1.0, 1.0) if self.sign < 0 else (1.0, 0.5)
         if len(positions) != 2:
             raise ValueError(f"positions: expected two numbers, got {len(positions)}")
-        checked = {
-            "p": p,
-            "radius": check_number("radius", self.radius, minimum=0),
-            "gamma": check_number("gamma", self.gamma, minimum=0),
-            "positions": tuple(check_number("positions", t) for t in positions),
-        }
-        for name, value in checked.items():
+        t = tuple(check_number("positions", place) for place in positions)
+        radius = check_number("radius", self.radius, minimum=0)
+        gamma = check_number("gamma", self.gamma, minimum=0)
+        a = check_number("gamma * radius**2", self.sign * gamma * radius * radius)
+        odds = p.log() - (-p).log1p()
+        values = {"p": p, "radius": radius, "gamma": gamma, "positions": t, "_signed_a": a}
+        values["_t"] = torch.tensor(t, dtype=torch.float64)
+        values["_c"] = a * (t[1] - t[0]) ** 2
+        values["_log_odds"] = torch.stack([odds, -odds], dim=-1)  # log(w_i/w_j), (…, 2)
+        for name, value in values.items():
             object.__setattr__(self, name, value)
-        check_number("gamma * radius**2", self._signed_a)
 
     @property
     def score_gaps(self) -> Tensor:
@@ -107,7 +109,7 @@ class TwoDirac:
     @property
     def constant(self) -> Tensor:
         """The norm ‖D_μF‖ in L²(μ) in dimension one, that is, along u: shape (…)."""
-        return _norm_two_by_two(self.derivative)
+        return torch.linalg.matrix_norm(self.derivative, 2)
 
     @property
     def transverse_constant(self) -> Tensor:
@@ -115,7 +117,8 @@ class TwoDirac:
 
         In more dimensions ‖D_μF‖ is the larger of this and ``constant``.
         """
-        return _norm_two_by_two(self._in_mass(self.own_weight, self.other_weight))
+        matrix = self._in_mass(self.own_weight, self.other_weight)
+        return torch.linalg.matrix_norm(matrix, 2)
 
     @property
     def own_query(self) -> Tensor:
@@ -137,31 +140,7 @@ class TwoDirac:
         points[:, 0] = self.radius * self._t
         return DiscreteMeasure(points, torch.stack([self.p, 1 - self.p]))
 
-    @property
-    def _t(self) -> Tensor:
-        return torch.tensor(self.positions, dtype=torch.float64)
-
-    @property
-    def _signed_a(self) -> float:
-        return self.sign * self.gamma * self.radius * self.radius
-
-    @property
-    def _c(self) -> float:
-        return self._signed_a * (self.positions[1] - self.positions[0]) ** 2
-
-    @property
-    def _log_odds(self) -> Tensor:
-        """Return log(w_i / w_j), shape (…, 2)."""
-        odds = self.p.log() - (-self.p).log1p()
-        return torch.stack([odds, -odds], dim=-1)
-
     def _in_mass(self, diagonal: Tensor, off_diagonal: Tensor) -> Tensor:
         """Return W^{1/2} J W^{-1/2} of J_ii = diagonal and J_ij = off_diagonal: shape (…, 2, 2)."""
         scaled = off_diagonal * (self._log_odds / 2).exp()
         return torch.diag_embed(diagonal) + torch.diag_embed(scaled).flip(-1)
-
-
-def _norm_two_by_two(M: Tensor) -> Tensor:
-    """Return the largest singular value of 2 × 2 matrices, half the sum of two hypotenuses."""
-    a, b, c, d = M.flatten(-2).unbind(-1)
-    return (torch.hypot(a + d, b - c) + torch.hypot(a - d, b + c)) / 2

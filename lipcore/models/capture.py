@@ -1,30 +1,21 @@
-"""Any submodule of a running model, selected by its name, as a map of the tokens that enter it.
-
->>> import torch
->>> from lipcore import capture, local_lipschitz
->>> model = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).double().eval()
->>> fn, X = capture(model, "self_attn", torch.ones(1, 3, 8).double())
->>> fn
-self_attn (MultiheadAttention): query = key = value ↦ output[0], at X of shape (1, 3, 8)
->>> local_lipschitz(fn, X).value.shape
-torch.Size([1])
-"""
+"""Any submodule of a running model, selected by its name, as a map of the tokens that enter it."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import difflib
 import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.backends import mha
 
+from lipcore._checks import require
 from lipcore.guard import draw_normal
 
 _RUNNING = threading.Lock()  # hooks live on the model: two threads must not run it at once
@@ -37,7 +28,8 @@ def capture(model: nn.Module, name: str, *args, **inputs) -> tuple[Captured, Ten
     r"""Run a model, and return one of its submodules as a map, with the tokens that entered it.
 
     All other inputs of the submodule (masks, positions, a memory, a residual stream) are held fixed
-    at their values in the running model, so that padding and masks are those of the model.
+    at their values in the running model, so that padding and masks are those of the model. Alone,
+    the submodule must give the output that it gave in the model; else it is refused.
 
     Parameters
     ----------
@@ -60,32 +52,24 @@ def capture(model: nn.Module, name: str, *args, **inputs) -> tuple[Captured, Ten
         value, all of them vary together. The batch comes first: a layout (n, batch, d) is
         transposed, and if members of a batch influence one another, the batch is one input.
 
-    Raises
-    ------
-    ValueError
-        If the name is unknown, the submodule does not run or runs several times, the model is in
-        training mode, or the submodule alone does not give the output that it gave in the model.
-    TypeError
-        If no floating-point tensor enters or leaves the submodule.
-
     Examples
     --------
     >>> import torch
-    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh()).eval()
-    >>> fn, X = capture(model, "1", torch.zeros(4, 5, 2))
-    >>> X.shape, torch.equal(fn(X), model(torch.zeros(4, 5, 2)))
-    (torch.Size([4, 5, 3]), True)
+    >>> model = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).double().eval()
+    >>> fn, X = capture(model, "self_attn", torch.ones(1, 3, 8).double())
+    >>> fn
+    self_attn (MultiheadAttention): query = key = value ↦ output[0], at X of shape (1, 3, 8)
     """
     name, _, turn = name.partition("#")
     calls = record(model, [name], *args, **inputs)
-    if not calls:
-        raise ValueError(f"name: {name!r} did not run as a module on these inputs")
-    if not turn and len(calls) > 1:
-        choices = f"'{name}#0' to '{name}#{len(calls) - 1}'"
-        raise ValueError(f"name: {name!r} runs {len(calls)} times, say which: {choices}")
-    if turn and not (turn.isdecimal() and int(turn) < len(calls)):
-        raise ValueError(f"name: expected a run from 0 to {len(calls) - 1} after '#', got {turn!r}")
-    fn = captured(calls[int(turn or 0)])
+    runs = len(calls)
+    require(runs, "name", "a module that runs on these inputs", f"{name!r}, which does not")
+    got = f"{name!r}, which runs {runs} times: say '{name}#0' to '{name}#{runs - 1}'"
+    require(turn or runs == 1, "name", "one run", got)
+    turn = turn or "0"
+    is_run = turn.isdecimal() and int(turn) < runs
+    require(is_run, "name", f"a run from 0 to {runs - 1} after '#'", repr(turn))
+    fn = captured(calls[int(turn)])
     return fn, fn.X
 
 
@@ -174,9 +158,8 @@ class Captured:
 
     def __call__(self, X: Tensor) -> Tensor:
         """Return the output (…, m, p) for tokens X of the shape that was captured."""
-        if X.shape != self.X.shape:
-            expected = f"the shape that was captured, {tuple(self.X.shape)}"
-            raise ValueError(f"X: expected {expected}, got {tuple(X.shape)}")
+        shape = tuple(self.X.shape)
+        require(X.shape == shape, "X", f"the shape captured, {shape}", tuple(X.shape))
         is_second = self.layout == "batch second"
         raw = X.transpose(0, 1) if is_second else X.reshape(self._raw.shape)
         return self._placed(self.call.run(dict.fromkeys(self.varied, raw)))
@@ -205,9 +188,8 @@ class Captured:
 
     def at(self, name: str) -> tuple[Captured, Tensor]:
         """Return the same run as a map of another input, such as the memory of a decoder."""
-        if name not in self.call.tensors:
-            expected = ", ".join(self.call.tensors)
-            raise ValueError(f"name: expected one of the inputs {expected}, got {name!r}")
+        inputs = self.call.tensors
+        require(name in inputs, "name", f"one of the inputs {', '.join(inputs)}", repr(name))
         fn = captured(self.call, name)
         return fn, fn.X
 
@@ -215,8 +197,7 @@ class Captured:
 def captured(call: Call, name: str | None = None) -> Captured:
     """Return a run as a map of its first tensor, or the one named, after comparing its output."""
     tensors = call.tensors
-    if not tensors:
-        raise TypeError(f"name: expected a floating-point tensor to enter {call.name!r}, none does")
+    require(tensors, "name", f"floats that enter {call.name!r}", "none", TypeError)
     raw = tensors[next(iter(tensors)) if name is None else name]
     varied = tuple(other for other, tensor in tensors.items() if tensor is raw)
     fn = Captured(call, varied)
@@ -229,8 +210,8 @@ def captured(call: Call, name: str | None = None) -> Captured:
 def module_of(model) -> nn.Module:
     """Return the module itself, or the ``model`` of what holds one."""
     module = model if isinstance(model, nn.Module) else getattr(model, "model", None)
-    if not isinstance(module, nn.Module):
-        raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+    kind = type(model).__name__
+    require(isinstance(module, nn.Module), "model", "a torch.nn.Module", kind, TypeError)
     return module
 
 
@@ -243,8 +224,8 @@ def record(model: nn.Module, names: Iterable[str], *args, **inputs) -> list[Call
             near = difflib.get_close_matches(name, modules, n=1, cutoff=0.3)
             near = f"; did you mean {near[0]!r}?" if near else ""
             raise ValueError(f"name: expected a submodule of the model, got {name!r}{near}")
-    if any(module.training for module in modules.values()):
-        raise ValueError("model: expected one in evaluation mode, call .eval() first")
+    is_still = not any(module.training for module in modules.values())
+    require(is_still, "model", "one in evaluation mode", "one in training: call .eval() first")
     calls: list[Call] = []
     entered: list[tuple] = []
     copies: dict = {}  # of all runs: a mask that enters every layer is copied once
@@ -256,15 +237,12 @@ def record(model: nn.Module, names: Iterable[str], *args, **inputs) -> list[Call
         label, tensor = first_tensor(output, name)
         calls.append(Call(name, module, module, *entered.pop(), tensor.detach().clone(), label))
 
-    with contextlib.ExitStack() as stack:
-        for context in (_RUNNING, torch.inference_mode(False), torch.no_grad(), slow_path()):
-            stack.enter_context(context)
+    with _RUNNING, torch.inference_mode(False), torch.no_grad(), slow_path(), ExitStack() as stack:
         for name in names:
             module = modules[name]
-            hook = module.register_forward_pre_hook(enter, with_kwargs=True)
-            stack.callback(hook.remove)
-            hook = module.register_forward_hook(functools.partial(leave, name), with_kwargs=True)
-            stack.callback(hook.remove)
+            leaves = functools.partial(leave, name)
+            stack.enter_context(module.register_forward_pre_hook(enter, with_kwargs=True))
+            stack.enter_context(module.register_forward_hook(leaves, with_kwargs=True))
         args, inputs = _copied((args, inputs), {})  # a model adds to a cache that it is given
         model(*args, **_without_cache(model, inputs))
     return calls
@@ -274,8 +252,7 @@ def whole(model: nn.Module, blocks: Iterable[str], *args, **inputs) -> Call:
     """Return the whole model as a map of the tokens that enter the first block that runs."""
     given = _copied((args, _without_cache(model, inputs)), {})
     calls = record(model, ["", *blocks], *args, **inputs)
-    if len(calls) == 1:
-        raise ValueError("model: expected a block that runs on these inputs, none of them does")
+    require(len(calls) > 1, "model", "a block that runs on these inputs", "none")
     first = calls[0]
     varied = captured(first).varied
 
@@ -285,16 +262,13 @@ def whole(model: nn.Module, blocks: Iterable[str], *args, **inputs) -> Call:
             return _changed(module, args, kwargs, dict.fromkeys(varied, tokens))
 
         hook = first.module.register_forward_pre_hook(enter, with_kwargs=True)
-        try:
+        with hook:
             args, inputs = _copied(given, {})
             return model(*args, **inputs)
-        finally:
-            hook.remove()
 
-    label = calls[-1].label
-    tokens = (first.tensors[varied[0]],)
+    tokens, output, label = first.tensors[varied[0]], calls[-1].output, calls[-1].label
     remark = f"{label} as a map of what enters {first.name}"
-    return Call("", model, from_block_on, tokens, {}, calls[-1].output, label, remark)
+    return Call("", model, from_block_on, (tokens,), {}, output, label, remark)
 
 
 def _without_cache(model: nn.Module, inputs: dict) -> dict:
@@ -302,7 +276,7 @@ def _without_cache(model: nn.Module, inputs: dict) -> dict:
     return {"use_cache": False} | inputs if "use_cache" in _parameters(model) else inputs
 
 
-@contextlib.contextmanager
+@contextmanager
 def slow_path() -> Iterator[None]:
     """Run PyTorch's own layers through their submodules, not in one kernel that skips the hooks."""
     fast = mha.get_fastpath_enabled()
@@ -394,8 +368,8 @@ def _check_replay(call: Call, again: Tensor) -> None:
     if not bool(torch.isfinite(call.output).all()):
         raise ValueError(f"name: {call.name!r} puts out NaN or infinity on these inputs")
     tolerance = REPLAY_TOLERANCE.get(call.output.dtype, 1e-2) * call.output.abs().amax()
-    is_same = again.shape == call.output.shape
-    if not is_same or not bool((again - call.output).abs().amax() <= tolerance):
+    has_shape = again.shape == call.output.shape
+    if not has_shape or not bool((again - call.output).abs().amax() <= tolerance):
         what = f"{call.name!r} alone does not give back what it gave inside the model"
         raise ValueError(f"name: {what}: it is random, or depends on more than its inputs")
 

@@ -1,4 +1,16 @@
-"""The command ``lipcore measure MODEL``: σ of every attention layer of a model, at a text."""
+"""Local Lipschitz constants σ of a model's attention modules, of its blocks, or of the whole.
+
+Each is the largest singular value of the Jacobian, at the tokens that enter when the model reads a
+text. σ lies between lower, which always holds, and upper, which holds with the printed probability
+over the random start of the iteration. Other inputs, such as images, are measured in Python, by
+lipcore.measure(model, pixel_values=...).
+
+Some ways to call it:
+
+  lipcore measure sentence-transformers/all-MiniLM-L6-v2
+  lipcore measure my-folder --text book.txt --n 256 --layers 0,3,5 --json
+  lipcore measure my-folder --scope block
+"""
 
 from __future__ import annotations
 
@@ -11,12 +23,12 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING
+
+import torch
 
 import lipcore
-
-if TYPE_CHECKING:
-    import pandas as pd
+from lipcore._checks import require
+from lipcore.models.measure import import_optional, measure, versions
 
 #: What the model reads if no text is given.
 TEXT = """How far can the output of one layer of attention move when its input tokens move a little?
@@ -25,18 +37,7 @@ At this text it is measured, with a bracket: the lower end is attained by some d
 upper end holds with a probability that is stated beside it."""
 _ORDER = ["layer", "sequence", "sigma", "lower", "upper", "probability"]
 _ORDER += ["converged", "shape", "kind", "note"]
-_DESCRIPTION = """\
-Local Lipschitz constants σ of a model's attention modules, of its blocks, or of the whole: each is
-the largest singular value of the Jacobian, at the tokens that enter when the model reads a text.
-
-σ lies between lower, which always holds, and upper, which holds with the printed probability over
-the random start of the iteration. Other inputs, such as images, are measured in Python, by
-lipcore.measure(model, pixel_values=...)."""
-_EPILOGUE = """\
-examples:
-  lipcore measure sentence-transformers/all-MiniLM-L6-v2
-  lipcore measure my-folder --text book.txt --n 256 --layers 0,3,5 --json
-  lipcore measure my-folder --scope block"""
+_ERRORS = (ValueError, TypeError, LookupError, OSError, ImportError, RuntimeError)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -47,13 +48,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line, and return 0, 2 for what cannot be used, or 130 after Ctrl-C.
-
-    Examples
-    --------
-    >>> main(["measure"])
-    2
-    """
+    """Run the command line, and return 0, 2 for what cannot be used, or 130 after Ctrl-C."""
     try:
         arguments = _parser().parse_args(argv)
         table, report = _measured(arguments)
@@ -63,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # What read the output, such as head, has ended; the interpreter flushes once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (ValueError, TypeError, LookupError, OSError, ImportError, RuntimeError) as error:
+    except _ERRORS as error:
         _print(f"lipcore: error: {' '.join(str(error).split())}", sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -82,14 +77,11 @@ def _parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = _Parser(prog="lipcore", description=lipcore.__doc__)
     parser.add_argument("--version", action="version", version=f"lipcore {lipcore.__version__}")
-    measure = parser.add_subparsers(required=True, dest="command").add_parser(
-        "measure",
-        help="measure the attention layers of a model",
-        description=_DESCRIPTION,
-        epilog=_EPILOGUE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = measure.add_argument
+    commands = parser.add_subparsers(required=True, dest="command")
+    texts = {"help": "measure the attention layers of a model", "description": __doc__}
+    raw = argparse.RawDescriptionHelpFormatter
+    command = commands.add_parser("measure", **texts, formatter_class=raw)
+    add = command.add_argument
     add("model", metavar="MODEL", help="a folder, or a name of the Hugging Face hub")
     add("--text", metavar="FILE", help="what the model reads (default: four lines of English)")
     add("--n", type=int, help="how many tokens of it (default: 64, or all the model can read)")
@@ -103,10 +95,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _measured(arguments: argparse.Namespace) -> tuple[pd.DataFrame, str]:
+def _measured(arguments: argparse.Namespace) -> tuple:
     """Return the table, and the JSON that says how to have it again."""
-    from lipcore.models.measure import measure, versions
-
     layers = None
     if arguments.layers not in (None, "all"):
         layers = [int(x) if x.isdecimal() else x for x in arguments.layers.split(",")]
@@ -126,41 +116,31 @@ def _measured(arguments: argparse.Namespace) -> tuple[pd.DataFrame, str]:
 
 def _load(arguments: argparse.Namespace, text: str) -> tuple:
     """Return the model, and its inputs for a text."""
-    import torch
-
-    try:
-        import transformers
-    except ImportError as error:
-        message = "measure needs the package transformers: pip install 'lipcore[models]'"
-        raise ImportError(message) from error
+    transformers = import_optional("transformers")
     if sys.stderr.isatty():
         _print(f"loading {arguments.model}", sys.stderr)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     with _expected(f"model: expected a folder or a name of the hub, got {arguments.model}"):
-        model, report = transformers.AutoModel.from_pretrained(
-            arguments.model, dtype=getattr(torch, arguments.dtype), output_loading_info=True
-        )
+        options = {"dtype": getattr(torch, arguments.dtype), "output_loading_info": True}
+        model, report = transformers.AutoModel.from_pretrained(arguments.model, **options)
         # the library draws what is missing at random; poolers come behind all that is measured
         missing = sorted(name for name in report["missing_keys"] if "pooler" not in name)
-        if missing:
-            raise ValueError(f"weights are missing: {', '.join(missing)}")
-    most = getattr(model.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
+        require(not missing, "weights", "all of the model's", f"none of {', '.join(missing)}")
+    config = model.config.get_text_config()
+    most = getattr(config, "max_position_embeddings", None) or sys.maxsize
     n = min(64, most) if arguments.n is None else arguments.n
-    if not 1 <= n <= most:
-        raise ValueError(f"n: expected 1 to {most} tokens for this model, got {n}")
+    require(1 <= n <= most, "n", f"1 to {most} tokens for this model", n)
     source = arguments.tokenizer or arguments.model
     cure = "name another by --tokenizer, or measure in Python by lipcore.measure(model, ...)"
     with _expected(f"tokenizer: expected one in {source}: {cure}"):
         tokenizer = transformers.AutoTokenizer.from_pretrained(source)
-        if len(tokenizer) <= len(tokenizer.all_special_tokens):  # the library made an empty one
-            raise ValueError("found none")
+        is_empty = len(tokenizer) <= len(tokenizer.all_special_tokens)  # made by the library
+        require(not is_empty, "tokenizer", "one with words", "none")
         ids = tokenizer(text, truncation=True, max_length=n, return_tensors="pt")["input_ids"]
-    if not ids.numel():
-        raise ValueError("text: expected one with tokens in it, got none")
-    size = getattr(model.config.get_text_config(), "vocab_size", None)
-    if size is not None and ids.max() >= size:
-        raise ValueError(f"tokenizer: expected ids below {size}, got {int(ids.max())}")
+    require(ids.numel(), "text", "one with tokens in it", "none")
+    size = getattr(config, "vocab_size", None) or sys.maxsize
+    require(ids.max() < size, "tokenizer", f"ids below {size}", int(ids.max()))
     inputs = {"input_ids": ids.long()}
     if model.config.is_encoder_decoder:  # the decoder reads the same text
         inputs["decoder_input_ids"] = inputs["input_ids"]
@@ -172,11 +152,11 @@ def _expected(message: str) -> Iterator[None]:
     """Say first, of an error in the library, what was expected."""
     try:
         yield
-    except (ValueError, TypeError, LookupError, OSError, ImportError, RuntimeError) as error:
+    except _ERRORS as error:
         raise ValueError(f"{message} ({' '.join(str(error).split())[:300]})") from error
 
 
-def as_text(table: pd.DataFrame) -> str:
+def as_text(table) -> str:
     """Return a table with its title, where what all rows have in common is said once."""
     alike = [name for name in _ORDER if table[name].nunique(dropna=False) == 1]
     alike = [name for name in alike if name not in ("layer", "sigma", "lower", "upper")]

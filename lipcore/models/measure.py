@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import platform
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib import metadata
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,10 +18,9 @@ from torch import nn
 from tqdm import tqdm
 
 import lipcore
-from lipcore._checks import check_count, check_number
-from lipcore.attention import Attention
+from lipcore._checks import check_count, check_number, require
 from lipcore.lipschitz import UNCHECKED, check_norm, local_lipschitz
-from lipcore.models.capture import Call, Captured, captured, module_of, record, whole
+from lipcore.models.capture import Call, captured, module_of, record, whole
 from lipcore.models.modules import read
 from lipcore.models.structure import attention_modules, blocks, remarks
 
@@ -87,11 +90,6 @@ def measure(
         and whether the table is ``complete``: after Ctrl-C it has the rows so far.
         Padding belongs to X and to the output as any token does, so that it counts.
 
-    Raises
-    ------
-    ValueError, TypeError
-        If the scope, a layer or the norm is unknown, or the model has no attention or is training.
-
     Examples
     --------
     >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
@@ -101,16 +99,11 @@ def measure(
     0  layers.0.self_attn  (3, 8)       True
     1  layers.1.self_attn  (3, 8)       True
     """
-    try:  # here, since the rest of the package needs no pandas
-        import pandas as pd
-    except ImportError as error:
-        message = "measure needs the package pandas: pip install 'lipcore[models]'"
-        raise ImportError(message) from error
-    if scope not in SCOPES:
-        raise ValueError(f"scope: expected one of {', '.join(SCOPES)}, got {scope!r}")
+    pd = import_optional("pandas")  # here, since the rest of the package needs no pandas
+    require(scope in SCOPES, "scope", f"one of {', '.join(SCOPES)}", repr(scope))
     tol = check_number("tol", tol, minimum=0, strict=True, maximum=1)
-    options = {"norm": check_norm(norm), "tokens": tokens, "tol": tol, "generator": generator}
-    options["check"] = check
+    options = {"norm": check_norm(norm), "tokens": tokens, "tol": tol, "check": check}
+    options["generator"] = generator
     model = module_of(model)
     calls = _calls(model, scope, layers, args, inputs)
     rows: list[dict] = []
@@ -135,27 +128,30 @@ def measure(
     return table
 
 
+def import_optional(package: str) -> ModuleType:
+    """Return a package that only measuring models needs, or say how to have it."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        cure = "pip install 'lipcore[models]'"
+        raise ImportError(f"measure needs the package {package}: {cure}") from error
+
+
 def _calls(model, scope: str, layers, args: tuple, inputs: dict) -> list[tuple[str, Call]]:
     """Run the model, and return what is to be measured, in the order of running."""
     modules = attention_modules(model) if scope == "attention" else blocks(model)
-    if not modules:
-        cure = "name the submodule: lipcore.capture(model, name, ...)"
-        raise ValueError(f"model: expected one with {scope} modules, found none; {cure}")
+    require(modules, "model", f"one with {scope} modules", "none: name one in lipcore.capture")
     if scope == "model":
-        if layers is not None:
-            raise ValueError(f"layers: expected nothing with scope 'model', got {layers!r}")
+        require(layers is None, "layers", "nothing with scope 'model'", repr(layers))
         return [(type(model).__name__, whole(model, modules, *args, **inputs))]
     calls = record(model, _chosen(modules, layers), *args, **inputs)
+    require(calls, "layers", "modules that run on these inputs", "none that do")
     times = Counter(call.name for call in calls)
-    turns: Counter = Counter()
-    named = []
-    for call in calls:
-        several = times[call.name] > 1
-        named.append((f"{call.name}#{turns[call.name]}" if several else call.name, call))
-        turns[call.name] += 1
-    if not named:
-        raise ValueError("layers: expected modules that run on these inputs, none of them does")
-    return named
+    turns = defaultdict(itertools.count)  # a module that runs several times is numbered by runs
+    return [
+        (call.name if times[call.name] == 1 else f"{call.name}#{next(turns[call.name])}", call)
+        for call in calls
+    ]
 
 
 def _chosen(modules: list[str], layers) -> list[str]:
@@ -165,13 +161,12 @@ def _chosen(modules: list[str], layers) -> list[str]:
     wanted = [layers] if isinstance(layers, int | str) else list(layers)
     chosen = []
     for layer in wanted:
-        is_name = isinstance(layer, str)
-        if is_name and layer not in modules:
-            expected = f"names such as {modules[0]!r}"
-            raise ValueError(f"layers: expected {expected}, got {layer!r}")
-        if not is_name and not 0 <= check_count("layers", layer, minimum=0) < len(modules):
-            raise ValueError(f"layers: expected 0 to {len(modules) - 1}, got {layer}")
-        chosen.append(layer if is_name else modules[layer])
+        if not isinstance(layer, str):
+            place = check_count("layers", layer, minimum=0)
+            require(place < len(modules), "layers", f"0 to {len(modules) - 1}", place)
+            layer = modules[place]
+        require(layer in modules, "layers", f"names such as {modules[0]!r}", repr(layer))
+        chosen.append(layer)
     return list(dict.fromkeys(chosen))
 
 
@@ -183,7 +178,10 @@ def _rows(name: str, call: Call, scope: str, options: dict) -> list[dict]:
     try:
         fn = captured(call)
         row["shape"] = tuple(fn.X.shape[-2:])
-        layer = _readable(fn) if scope == "attention" else None
+        layer = None
+        if scope == "attention":
+            with suppress(ValueError):  # of an Attention the Jacobian is faster
+                layer = read(fn)
         found = local_lipschitz(layer or fn, fn.X, **options)
         notes += [fn.remark, "" if found.checked else UNCHECKED]
     except (ValueError, TypeError, NotImplementedError) as error:
@@ -195,21 +193,7 @@ def _rows(name: str, call: Call, scope: str, options: dict) -> list[dict]:
     return [row | {"sequence": i} | dict(zip(columns, x, strict=True)) for i, x in enumerate(each)]
 
 
-def _readable(fn: Captured) -> Attention | None:
-    """Return the Attention that a module is, whose Jacobian is faster, or None."""
-    try:
-        return read(fn)
-    except ValueError:
-        return None
-
-
 def versions() -> dict[str, str]:
-    """Return the versions of all that the numbers depend on, to be stored with them.
-
-    Examples
-    --------
-    >>> sorted(versions())
-    ['lipcore', 'numpy', 'python', 'scipy', 'torch', 'transformers']
-    """
+    """Return the versions of all that the numbers depend on, to be stored with them."""
     found = {name: metadata.version(name) for name in ("torch", "transformers", "numpy", "scipy")}
     return {"lipcore": lipcore.__version__, "python": platform.python_version()} | found

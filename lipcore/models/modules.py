@@ -7,6 +7,7 @@ positions. There are few possibilities, and each is tried against the output of 
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import itertools
 import re
@@ -17,16 +18,19 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from lipcore._checks import require
 from lipcore._heads import head_outputs
 from lipcore.attention import Attention
 from lipcore.guard import draw_normal
-from lipcore.models.capture import Call, Captured, captured, record, slow_path
+from lipcore.models.capture import Captured, captured, record, slow_path
 from lipcore.models.structure import is_attention, norm_role, projections
 
 #: How far the outputs of module and layer may differ, relative to the largest entry.
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-6}
 #: Masks of transformers hide keys by the most negative number of their precision.
 _HIDDEN = -1e4
+#: What to do with a module that does not say what it attends to.
+_PASS = "pass what it is called with in its model"
 #: How far the probes are from the tokens, beside the larger of their size and one.
 PROBES = (0.1, 1.0)
 _TOKENS = 5
@@ -56,9 +60,8 @@ def from_module(module: nn.Module, *args, **inputs) -> Attention:
     Raises
     ------
     ValueError
-        If no reading gives the module's output: the module has more than an Attention has (a
-        residual, a gate, relative positions inside), or hides what it does. It can then be measured
-        by automatic differentiation, see :func:`~lipcore.models.capture.capture`.
+        If no reading gives the module's output: it has more than an Attention has, such as a
+        residual. :func:`~lipcore.models.capture.capture` then measures it by autodiff.
 
     Examples
     --------
@@ -69,17 +72,20 @@ def from_module(module: nn.Module, *args, **inputs) -> Attention:
     >>> torch.allclose(f(X), module(X, X, X)[0], atol=1e-6)
     True
     """
-    if not isinstance(module, nn.Module):
-        raise TypeError(f"module: expected a torch.nn.Module, got {type(module).__name__}")
-    if not is_attention(module):
-        expected = "an attention module, with query, key and value projections"
-        raise ValueError(f"module: expected {expected}, got {type(module).__name__}")
+    kind = type(module).__name__
+    require(isinstance(module, nn.Module), "module", "a torch.nn.Module", kind, TypeError)
+    require(is_attention(module), "module", "attention with its projections", kind)
     if args or inputs:
         (call,) = record(module, [""], *args, **inputs)
         return read(captured(call))
     causal = _is_causal(module)
     window, mask = _window(module, causal)
-    (call,) = _run_alone(module, mask)
+    try:
+        args, inputs = _example(module, mask)
+        (call,) = record(module, [""], *args, **inputs)
+    except (TypeError, RuntimeError, AttributeError, IndexError, AssertionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"module: cannot be run on tokens alone ({reason}): {_PASS}") from error
     found = read(captured(call))
     return found if mask is None else replace(found, mask=None, causal=causal, window=window)
 
@@ -88,8 +94,7 @@ def read(fn: Captured) -> Attention:
     """Return captured attention as an Attention, with its mask; ValueError if it is none."""
     module = fn.call.module
     X = fn.X
-    if X.dtype not in TOLERANCE:
-        raise ValueError(f"module: expected float32 or float64, got {X.dtype}")
+    require(X.dtype in TOLERANCE, "module", "float32 or float64", X.dtype)
     # where tokens are equal, or small beside biases, a mask or a scale is not seen at them
     size = X.square().mean().sqrt().clamp(min=1) * draw_normal(X.shape).to(X)
     with torch.no_grad(), slow_path():  # the fast path holds all attention weights at once
@@ -113,7 +118,8 @@ def _agree(attention: Attention, probes: list[Tensor], truths: list[Tensor]) -> 
     found = []
     for X, Y, share in zip(probes, truths, (1.0, *PROBES), strict=True):
         try:
-            found.append(_output_of(attention, X))
+            heads = head_outputs(attention, X)  # in memory linear in n
+            found.append(attention.join_heads(attention.gated(heads, X), bias=True))
         except (ValueError, RuntimeError):  # a mask, or a norm, that does not fit
             return False
         if found[-1].shape != Y.shape:
@@ -127,12 +133,6 @@ def _agree(attention: Attention, probes: list[Tensor], truths: list[Tensor]) -> 
         if not bool(is_close and rounding <= 1e-3 * size):
             return False
     return True
-
-
-def _output_of(attention: Attention, X: Tensor) -> Tensor:
-    """Return the layer's output, computed by some rows at a time in memory linear in n."""
-    heads = head_outputs(attention, X)
-    return attention.join_heads(attention.gated(heads, X), bias=True)
 
 
 def _candidates(module: nn.Module, fn: Captured) -> Iterator[Attention]:
@@ -174,13 +174,9 @@ class _Reordered(nn.Module):
 
 def _norms(module: nn.Module, order: Tensor | None) -> dict[str, nn.Module]:
     """Return the norms that the module applies to each head's queries and keys."""
-    children = dict(module.named_children())
-    found = {norm_role(name): child for name, child in children.items()}
-    return {
-        f"{role}_norm": norm if order is None else _Reordered(norm, order)
-        for role, norm in found.items()
-        if role is not None
-    }
+    found = {norm_role(name): child for name, child in module.named_children()}
+    found = {f"{role}_norm": norm for role, norm in found.items() if role is not None}
+    return found if order is None else {k: _Reordered(norm, order) for k, norm in found.items()}
 
 
 def _number(module: nn.Module, *names: str):
@@ -197,28 +193,27 @@ def weights_of(module: nn.Module, heads: int, key_heads: int) -> Iterator[dict[s
     if isinstance(module, nn.MultiheadAttention):
         if module.bias_k is not None or module.add_zero_attn:
             return
-        names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
-        separate = [getattr(module, name) for name in names]
-        joined = module.in_proj_weight
+        joined, bias = module.in_proj_weight, module.in_proj_bias
+        separate = module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
         weights = separate if joined is None else joined.chunk(3)
-        biases = [None] * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
-        yield _parts(weights, biases, (heads,) * 3) | output_of(module.out_proj)
+        biases = [None] * 3 if bias is None else bias.chunk(3)
+        pairs = [*zip(weights, biases, strict=True)]
+        yield _parts(pairs, (heads,) * 3) | output_of(module.out_proj)
         return
     found = projections(module)
-    outputs = [{}] if not found["output"] else [output_of(child) for child in found["output"]]
+    outputs = [output_of(child) for child in found["output"]] or [{}]
     counts = (heads, key_heads, key_heads)
     single = [found[name] for name in ("query", "key", "value")]
     if all(len(children) == 1 for children in single):
         pairs = [_matrix(children[0]) for children in single]
-        for parts, output in itertools.product(_separate(pairs, counts), outputs):
-            yield parts | output
+        parts = _separate(pairs, counts)
+        yield from (parts | output for output in outputs)
     if len(found["fused"]) == 1:
         weight, bias = _matrix(found["fused"][0])
         for order in _orders(len(weight), heads, key_heads):
-            rows = [weight[index] for index in order]
-            biases = [None if bias is None else bias[index] for index in order]
-            for output in outputs:
-                yield _parts(rows, biases, counts) | output
+            pairs = [(weight[rows], None if bias is None else bias[rows]) for rows in order]
+            parts = _parts(pairs, counts)
+            yield from (parts | output for output in outputs)
 
 
 def _orders(size: int, heads: int, key_heads: int) -> Iterator[list[Tensor]]:
@@ -233,33 +228,30 @@ def _orders(size: int, heads: int, key_heads: int) -> Iterator[list[Tensor]]:
     yield [groups[:, :-2].flatten(), groups[:, -2].flatten(), groups[:, -1].flatten()]
 
 
-def _separate(pairs: list, counts: tuple[int, ...]) -> list[dict[str, Tensor | None]]:
+def _separate(pairs: list, counts: tuple[int, ...]) -> dict[str, Tensor | None]:
     """Return queries, keys and values of three projections; half of double queries are gates."""
     heads, key_heads, _ = counts
-    (query, bias), (key, _), _ = pairs
-    if len(query) * key_heads != 2 * len(key) * heads:
-        return [_parts(*zip(*pairs, strict=True), counts)]
-    query, gate = split_heads(query, heads).chunk(2, dim=1)
-    bias, gate_bias = (None, None) if bias is None else split_heads(bias, heads).chunk(2, dim=1)
-    own = {"query": query.contiguous(), "query_bias": None if bias is None else bias.contiguous()}
-    gates = {"gate": gate.contiguous(), "gate_bias": gate_bias}
-    return [_parts(*zip((None, None), *pairs[1:], strict=True), counts) | own | gates]
+    parts = _parts(pairs, counts)
+    (query, _), (key, _), _ = pairs
+    if len(query) * key_heads == 2 * len(key) * heads:
+        for name, gate in (("query", "gate"), ("query_bias", "gate_bias")):
+            both = (None, None) if parts[name] is None else parts[name].chunk(2, dim=1)
+            parts[name], parts[gate] = (x if x is None else x.contiguous() for x in both)
+    return parts
 
 
 def _matrix(child: nn.Module) -> tuple[Tensor, Tensor | None]:
     """Return the weight (out, in) and the bias of a projection."""
-    weight = child.weight.detach()
-    bias = getattr(child, "bias", None)
+    weight, bias = child.weight.detach(), getattr(child, "bias", None)
     weight = weight.mT if type(child).__name__ == "Conv1D" else weight
     return weight, None if bias is None else bias.detach()
 
 
-def _parts(weights, biases, counts) -> dict[str, Tensor | None]:
+def _parts(pairs, counts) -> dict[str, Tensor | None]:
     """Return weights and biases of queries, keys and values by their names, head by head."""
     parts = {}
-    names = ("query", "key", "value")
-    for name, weight, bias, count in zip(names, weights, biases, counts, strict=True):
-        parts |= {name: split_heads(weight, count), f"{name}_bias": split_heads(bias, count)}
+    for name, pair, count in zip(("query", "key", "value"), pairs, counts, strict=True):
+        parts[name], parts[f"{name}_bias"] = (split_heads(part, count) for part in pair)
     return parts
 
 
@@ -278,20 +270,17 @@ def output_of(child: nn.Module) -> dict[str, Tensor | None]:
 
 def _tables(fn: Captured, heads: int) -> Iterator[dict]:
     """Yield what can hide keys or be added to scores, from the arguments, first none and causal."""
-    given = {name: x for name, x in fn.call.inputs.items() if isinstance(x, Tensor)}
-    given = {name: x for name, x in given.items() if name not in fn.varied and x.ndim > 1}
     found = [
         list(_readings(table, fn, heads))
-        for name, table in given.items()
-        if "mask" in name or "bias" in name or "alibi" in name
+        for name, table in fn.call.inputs.items()
+        if name not in fn.varied and any(word in name for word in ("mask", "bias", "alibi"))
+        if isinstance(table, Tensor) and table.ndim > 1
     ]
     for readings in itertools.product(*found):  # together, such as ALiBi and a mask
-        together: dict = {}
-        for reading in readings:
-            both = together.get("mask"), reading.get("mask")
-            together |= reading
-            if all(mask is not None for mask in both):
-                together["mask"] = both[0] & both[1]
+        together = {name: x for reading in readings for name, x in reading.items()}
+        masks = [reading["mask"] for reading in readings if "mask" in reading]
+        if masks:
+            together["mask"] = functools.reduce(torch.logical_and, masks)
         yield together
     yield {}
     yield {"causal": True}
@@ -300,9 +289,7 @@ def _tables(fn: Captured, heads: int) -> Iterator[dict]:
 def _readings(table: Tensor, fn: Captured, heads: int) -> Iterator[dict]:
     *batch, n, _ = fn.X.shape
     members = batch[0] if batch else 1
-    table = table[..., :n]
-    if table.shape[-2] > n:
-        table = table[..., :n, :]
+    table = table[..., :n, :n]
     if table.ndim == 3 and len(table) == members * heads and len(table) != heads:
         table = table.unflatten(0, (members, heads))
     if table.ndim == 2 and table.shape == (members, n) and members != n:  # padding
@@ -345,7 +332,6 @@ def _turned(parts: dict, fn: Captured) -> Iterator[tuple[dict, float, Tensor | N
     angles = torch.atan2(sin, cos)
     step = angles[1] - angles[0] if len(angles) > 1 else 0 * angles[0]
     turning = torch.arange(r)
-    whole = torch.arange(k)
     for first, second, omega in (
         (turning[: r // 2], turning[r // 2 :], step[: r // 2]),
         (turning[::2], turning[1::2], step[::2]),
@@ -358,7 +344,7 @@ def _turned(parts: dict, fn: Captured) -> Iterator[tuple[dict, float, Tensor | N
         names = [n for n in ("query", "query_bias", "key", "key_bias") if parts[n] is not None]
         turned = parts | {name: parts[name][:, order] for name in names}
         turned["rotary"] = torch.cat([omega, omega.new_zeros(len(rest[0]))]).to(parts["query"])
-        yield turned, factor, None if torch.equal(order, whole) else order
+        yield turned, factor, None if torch.equal(order, torch.arange(k)) else order
 
 
 def _is_causal(module: nn.Module) -> bool:
@@ -367,13 +353,13 @@ def _is_causal(module: nn.Module) -> bool:
     causal = bool(getattr(module, "is_causal", False))
     is_told = {"is_causal", "is_decoder"} & {*inspect.signature(type(module).__init__).parameters}
     reads_memory = getattr(module, "is_decoder", False) and not causal
-    cure = "pass what it is called with in its model"
-    if reads_memory or "cross" in kind.lower() or getattr(module, "is_cross_attention", False):
-        raise ValueError(f"module: expected self-attention, got {kind} that reads a memory: {cure}")
+    is_crossed = "cross" in kind.lower() or getattr(module, "is_cross_attention", False)
+    got = f"{kind} that reads a memory: {_PASS}"
+    require(not (reads_memory or is_crossed), "module", "self-attention", got)
     sees_images = hasattr(getattr(module, "config", None), "patch_size")
-    if not (causal or is_told or sees_images) and "create_causal_mask" in _home(module):
-        what = f"{kind}, which models call both with and without a causal mask"
-        raise ValueError(f"module: expected one that says whether it is causal, got {what}: {cure}")
+    is_known = causal or is_told or sees_images or "create_causal_mask" not in _home(module)
+    got = f"{kind}, which models call both with and without a causal mask: {_PASS}"
+    require(is_known, "module", "one that says whether it is causal", got)
     return causal
 
 
@@ -406,28 +392,27 @@ def _window(module: nn.Module, causal: bool) -> tuple[int | None, Tensor | None]
             declared = getattr(module, "sliding_window", size + more)
             if torch.equal(mask.cpu(), seen) and declared in (None, size + more):
                 return size + more, seen
-    what = f"a {kind} window of {size} whose masks are made elsewhere"
-    cure = "pass what it is called with in its model, or measure the model: lipcore.measure"
-    raise ValueError(f"module: expected one whose window is known, got {what}: {cure}")
+    got = f"a {kind} window of {size} whose masks are made elsewhere: {_PASS}"
+    raise ValueError(f"module: expected one whose window is known, got {got}")
 
 
 def _declared_window(module: nn.Module) -> int | None:
     """Return the size of the window that a module, or the config for its layer, declares."""
     own = [name for name, x in vars(module).items() if _OWN_WINDOW.search(name) and x is not None]
-    if own or getattr(module, "attention_type", None) == "local":
-        what = f"one that makes a window itself ({', '.join(own) or 'attention_type'})"
-        raise ValueError(f"module: expected one whose keys are known, got {what}")
+    is_local = getattr(module, "attention_type", None) == "local"
+    got = f"one that makes a window itself ({', '.join(own) or 'attention_type'})"
+    require(not own and not is_local, "module", "one whose keys are known", got)
     config = getattr(module, "config", None)
     kind = _layer_type(module)
     size = getattr(config, "sliding_window", None)
     if getattr(module, "sliding_window", size) is None or kind == "full_attention":
         return None
-    if getattr(config, "attention_chunk_size", None) is not None or kind == "chunked_attention":
-        what = "attention in chunks, whose masks the model makes"
-        raise ValueError(f"module: expected one whose keys are known, got {what}: pass them")
-    if kind is None and getattr(config, "layer_types", None) is not None:
-        cure = "pass what it is called with in its model"
-        raise ValueError(f"module: expected one that says whether it has a window: {cure}")
+    chunks = getattr(config, "attention_chunk_size", None)
+    got = f"attention in chunks, whose masks the model makes: {_PASS}"
+    is_whole = chunks is None and kind != "chunked_attention"
+    require(is_whole, "module", "one whose keys are known", got)
+    is_told = kind is not None or getattr(config, "layer_types", None) is None
+    require(is_told, "module", "one that says whether it has a window", f"none: {_PASS}")
     return size
 
 
@@ -435,26 +420,14 @@ def _layer_type(module: nn.Module) -> str | None:
     """Return the kind of a layer, in models whose layers are of several kinds."""
     kinds = getattr(getattr(module, "config", None), "layer_types", None)
     place = getattr(module, "layer_idx", None)
+    by_place = kinds[place] if kinds is not None and isinstance(place, int) else None
     found = getattr(module, "layer_type", None)
-    if isinstance(found, str):
-        return found
-    return kinds[place] if kinds is not None and isinstance(place, int) else None
+    return found if isinstance(found, str) else by_place
 
 
 def _home(module: nn.Module) -> dict:
     """Return the contents of the file that defines a module's class."""
     return vars(sys.modules[type(module).__module__])
-
-
-def _run_alone(module: nn.Module, mask: Tensor | None) -> list[Call]:
-    """Run a module on tokens of its own size, with a mask of who sees whom, and return the runs."""
-    try:
-        args, inputs = _example(module, mask)
-        return record(module, [""], *args, **inputs)
-    except (TypeError, RuntimeError, AttributeError, IndexError, AssertionError) as error:
-        reason = " ".join(str(error).split())[:200]
-        cure = "pass what it is called with in its model"
-        raise ValueError(f"module: cannot be run on tokens alone ({reason}): {cure}") from error
 
 
 def _example(module: nn.Module, mask: Tensor | None) -> tuple[tuple, dict]:
@@ -469,8 +442,7 @@ def _example(module: nn.Module, mask: Tensor | None) -> tuple[tuple, dict]:
         return (X, X, X), {}
     inputs = {}
     if mask is not None:
-        table = X.new_zeros(1, 1, _TOKENS, _TOKENS)
-        hidden = ~mask.to(X.device)
+        table, hidden = X.new_zeros(1, 1, _TOKENS, _TOKENS), ~mask.to(X.device)
         inputs["attention_mask"] = table.masked_fill(hidden, torch.finfo(X.dtype).min)
     rotary = [x for name, x in _home(module).items() if name.endswith("RotaryEmbedding")]
     if rotary and hasattr(module, "config"):

@@ -47,93 +47,63 @@ def blocks(model: nn.Module) -> list[str]:
     ['layers.0', 'layers.1']
     """
     attention = attention_modules(model)
-    lists = nn.ModuleList | nn.Sequential
-    inside = {
-        f"{name}.{child}".removeprefix("."): entry
-        for name, module in model.named_modules()
-        if isinstance(module, lists)
-        for child, entry in module.named_children()
-    }
-    whole = [name for name, block in inside.items() if _is_whole(name, block, attention)]
+    modules = dict(model.named_modules())
+    inside = [name for name in modules if name and _is_list(modules[name.rpartition(".")[0]])]
+    whole = [name for name in inside if _is_whole(name, modules[name], attention)]
     return [a for a in whole if not any(_is_inside(b, a) for b in whole)]
 
 
 def remarks(module: nn.Module) -> str:
-    """Return in words what an attention module has besides attention, or lacks of it.
-
-    Examples
-    --------
-    >>> remarks(nn.MultiheadAttention(4, 1))
-    ''
-    """
+    """Return in words what an attention module has besides attention, or lacks of it."""
     if isinstance(module, nn.MultiheadAttention):
         return ""
-    children = dict(module.named_children())
-    norms = [
-        name
-        for name, child in children.items()
-        if "norm" in _kind(child).lower() and not _OF_QUERIES.fullmatch(name)
-    ]
-    said = []
+    named = module.named_children()
+    norms = [name for name, child in named if "norm" in _kind(child).lower()]
+    norms = [name for name in norms if not _OF_QUERIES.fullmatch(name)]
     if norms:
-        said.append(f"includes {', '.join(norms)} and what is added before it")
-    elif is_attention(module) and not projections(module)["output"]:
-        said.append("without output projection")
-    return "; ".join(said)
+        return f"includes {', '.join(norms)} and what is added before it"
+    is_bare = is_attention(module) and not projections(module)["output"]
+    return "without output projection" if is_bare else ""
 
 
 def is_attention(module: nn.Module) -> bool:
     """Return whether a module has the projections of attention among its children."""
     if isinstance(module, nn.MultiheadAttention):
         return True
-    names = [name for name, child in module.named_children() if _is_projection(child)]
-    has_query = any(_QUERY.fullmatch(name) for name in names)
-    has_key = any(_KEY.fullmatch(name) for name in names)
-    has_fused = any(_FUSED.fullmatch(name) for name in names)
+    parameters = module.named_parameters(remove_duplicate=False)
+    matrices = [name for name, x in parameters if x.ndim >= 2 and "." in name]
+    names = {name.partition(".")[0] for name in matrices}
+    patterns = (_QUERY, _KEY, _FUSED)
+    has_query, has_key, has_fused = (any(map(p.fullmatch, names)) for p in patterns)
     is_called = "atten" in _kind(module).lower()
     return (has_query and (has_key or has_fused)) or (has_fused and is_called)
 
 
 def projections(module: nn.Module) -> dict[str, list[nn.Module]]:
-    """Return the children of an attention module, as query, key, value, fused and output.
-
-    Examples
-    --------
-    >>> children = {"q_proj": nn.Linear(2, 2), "kv": nn.Linear(2, 4), "dense": nn.Linear(2, 2)}
-    >>> {role: len(found) for role, found in projections(nn.ModuleDict(children)).items()}
-    {'query': 1, 'key': 0, 'value': 0, 'fused': 1, 'output': 1}
-    """
+    """Return the children of an attention module, as query, key, value, fused and output."""
     patterns = {"query": _QUERY, "key": _KEY, "value": _VALUE, "fused": _FUSED}
     found: dict[str, list[nn.Module]] = {role: [] for role in (*patterns, "output")}
     for name, child in module.named_children():
-        if getattr(child, "weight", None) is None or isinstance(child, nn.Embedding):
+        weight = getattr(child, "weight", None)
+        if weight is None or weight.ndim < 2 or isinstance(child, nn.Embedding):
             continue
-        if child.weight.ndim < 2:
-            continue
-        roles = [role for role, pattern in patterns.items() if pattern.fullmatch(name)]
-        found[roles[0] if roles else "output"].append(child)
+        roles = (role for role, pattern in patterns.items() if pattern.fullmatch(name))
+        found[next(roles, "output")].append(child)
     return found
 
 
 def norm_role(name: str) -> str | None:
-    """Return whether a child of this name normalises queries or keys, or None.
-
-    Examples
-    --------
-    >>> norm_role("q_norm"), norm_role("key_layernorm"), norm_role("LayerNorm")
-    ('query', 'key', None)
-    """
-    if not _OF_QUERIES.fullmatch(name):
-        return None
-    return {"q": "query", "k": "key"}.get(name[0].lower())
+    """Return whether a child of this name normalises queries or keys, or None."""
+    is_norm = _OF_QUERIES.fullmatch(name)
+    return {"q": "query", "k": "key"}[name[0].lower()] if is_norm else None
 
 
 def _kind(module: nn.Module) -> str:
     return type(module).__name__
 
 
-def _is_projection(child: nn.Module) -> bool:
-    return any(p.ndim >= 2 for p in child.parameters())
+def _is_list(module: nn.Module) -> bool:
+    return isinstance(module, nn.ModuleList | nn.Sequential)
 
 
 def _is_inside(inner: str, outer: str) -> bool:

@@ -8,15 +8,7 @@ from collections.abc import Sequence
 from scipy.special import lambertw
 
 from lipcore._checks import check_count
-from lipcore.bounds._logarithms import (
-    exp,
-    exp_unless_log,
-    log_,
-    log_add,
-    log_norm,
-    log_sum,
-    log_times,
-)
+from lipcore.bounds import _logarithms as logs
 
 
 def l2_attention_upper(
@@ -70,12 +62,12 @@ def l2_attention_upper(
     heads = log_heads(k, norms_q, norms_v, norm_o)
     c = distance_spread(n)
     log_n = math.log(n)
-    mixing = min(log_n / 2, log_add(log_n / 2 - math.log(2), math.log(1.25))) / 2  # log μ
-    any_dimension = log_add(mixing, log_n / 4 + 0.75 * math.log(2) + log_(c) / 2)
+    mixing = min(log_n / 2, logs.add(log_n / 2 - math.log(2), math.log(1.25))) / 2  # log μ
+    any_dimension = logs.add(mixing, log_n / 4 + 0.75 * math.log(2) + logs.log(c) / 2)
     columns = k * math.log(3 + math.sqrt(2 * math.pi * k))  # log c_k
     this_dimension = columns / 2 + math.log(math.sqrt(math.e) + 2 * math.sqrt(2 * c))
-    total = log_add(min(any_dimension, this_dimension), log_(2 * c))
-    return exp_unless_log(log_times(total, heads), log)
+    total = logs.add(min(any_dimension, this_dimension), logs.log(2 * c))
+    return logs.exp_unless_log(logs.times(total, heads), log)
 
 
 def distance_spread(n: int) -> float:
@@ -83,7 +75,7 @@ def distance_spread(n: int) -> float:
 
     The tests enclose the root by interval arithmetic, to a relative 1e-14.
     """
-    return float(lambertw(exp(log_(n - 1) - 1)).real)
+    return float(lambertw(logs.exp(logs.log(n - 1) - 1)).real)
 
 
 def log_heads(
@@ -95,7 +87,7 @@ def log_heads(
             f"norms_v: expected {len(norms_q)} numbers as norms_q has, got {len(norms_v)}"
         )
     squares = [
-        power * log_norm(q, "norms_q") + 2 * log_norm(v, "norms_v")
+        power * logs.norm(q, "norms_q") + 2 * logs.norm(v, "norms_v")
         for q, v in zip(norms_q, norms_v, strict=True)
     ]
-    return log_times((log_sum(squares) - math.log(head_dim)) / 2, log_norm(norm_o, "norm_o"))
+    return logs.times((logs.total(squares) - math.log(head_dim)) / 2, logs.norm(norm_o, "norm_o"))

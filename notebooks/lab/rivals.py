@@ -16,7 +16,7 @@ from torch import Tensor
 from lab.l2 import distance_spread, log_heads
 from lipcore._checks import check_count, check_number, check_real_tensor
 from lipcore.attention import Attention
-from lipcore.bounds._logarithms import exp_unless_log, log_, log_one_plus, log_sizes, log_times
+from lipcore.bounds import _logarithms as logs
 from lipcore.bounds._matrices import norms, product_norm
 from lipcore.bounds.layer import join_heads
 
@@ -134,9 +134,11 @@ def emadi2026_token_upper(
     >>> round(emadi2026_token_upper(radius=1.0, norm_a=3.0, norm_v=2.0), 9)
     14.0
     """
-    log_a, log_v = log_sizes(radius, norm_a, norm_v)
+    log_a, log_v = logs.sizes(radius, norm_a, norm_v)
     theta = check_number("theta", theta, minimum=0, maximum=1)
-    return exp_unless_log(log_times(log_v, log_one_plus(math.log(2), log_a, log_(theta))), log)
+    return logs.exp_unless_log(
+        logs.times(log_v, logs.one_plus(math.log(2), log_a, logs.log(theta))), log
+    )
 
 
 def kim2021_l2_upper(
@@ -224,8 +226,8 @@ def castin2024_released_compute_bound(attention: Attention, X: Tensor) -> Tensor
 def _kim2021(n, head_dim, norms_q, norms_v, norm_o, log, *, power: int) -> float:
     n = check_count("n", n)
     heads = log_heads(check_count("head_dim", head_dim), norms_q, norms_v, norm_o, power)
-    return exp_unless_log(
-        log_times(math.log(n) / 2, math.log1p(4 * distance_spread(n)), heads), log
+    return logs.exp_unless_log(
+        logs.times(math.log(n) / 2, math.log1p(4 * distance_spread(n)), heads), log
     )
 
 

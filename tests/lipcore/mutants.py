@@ -24,7 +24,7 @@ MODULES = [
     for module in pkgutil.iter_modules(bounds.__path__)
 ] + [l2, rivals, rounding]
 #: Sums of what their arguments are the logarithms of.
-_SUMS = ("log_add", "log_sum", "log_one_plus")
+_SUMS = ("add", "total", "one_plus")
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +154,7 @@ def _changes(node: ast.AST) -> Iterator[tuple[str, Callable[[ast.AST], None]]]:
             yield f"without {ast.unparse(getattr(node, side))}", lambda n, s=side: _drop(n, s)
     elif isinstance(node, ast.AugAssign):
         yield f"without {ast.unparse(node.value)}", lambda n: _drop(n, "value")
-    elif _name(node) == "log_one_plus":
+    elif _name(node) == "one_plus":
         yield "without 1", _product_alone
         yield "without the product", lambda n: setattr(n, "args", [ast.Constant(-math.inf)])
     else:

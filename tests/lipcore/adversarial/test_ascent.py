@@ -1,6 +1,7 @@
 """Gradient ascent: it follows the gradient of σ, keeps to its set, and finds what is known."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -51,7 +52,8 @@ def test_on_the_ellipsoid_the_first_step_follows_the_tangent():
     f, y = Attention.from_matrices(_draw(0, 2, 2), _draw(1, 2, 2)), _draw(2, 3, 2)
     y = y / y.norm(dim=-1, keepdim=True)
     X = math.sqrt(2) * y
-    ellipsoid = (torch.ones(2, dtype=torch.float64), None)
+    one = torch.ones(2, dtype=torch.float64)
+    ellipsoid = Normalisation("rms", one, 0 * one, 0.0)
     found = ascend(f, X, ellipsoid=ellipsoid, steps=1, learning_rate=1e-4, progress=False)
     move = found.X / math.sqrt(2) - y
     assert move.norm(dim=-1).max().item() == pytest.approx(1e-4, rel=1e-3)
@@ -100,17 +102,19 @@ def test_ascent_on_the_ellipsoid_of_layer_normalisation():
     f = Attention.from_matrices(_draw(1, d, d) / 4, _draw(2, d, d))
     y = _draw(3, 2, 5, d)
     X = math.sqrt(d) * gain * y / y.norm(dim=-1, keepdim=True) + bias
-    found = ascend(f, X, ellipsoid=(gain, bias), steps=15, progress=False)
+    norm = Normalisation("rms", gain, bias, 0.0)
+    found = ascend(f, X, ellipsoid=norm, steps=15, progress=False)
     inside = ((found.X - bias) / (math.sqrt(d) * gain)).norm(dim=-1)
     assert torch.allclose(inside, torch.ones_like(inside), atol=1e-12)
     assert (found.value > 1.05 * _sigma(f, X)).all()
     assert (found.X.norm(dim=-1) <= bounds.layer_norm_radius(gain=gain, bias=bias)).all()
-    without_bias = ascend(f, X - bias, ellipsoid=(gain, None), steps=2, progress=False)
+    norm = Normalisation("rms", gain, 0 * bias, 0.0)
+    without_bias = ascend(f, X - bias, ellipsoid=norm, steps=2, progress=False)
     assert without_bias.value.shape == (2,)
 
 
 def test_after_a_layer_norm_tokens_stay_centred():
-    """A pair (gain, bias) lets them leave mean zero, and with it reaches more."""
+    """An RMSNorm lets them leave mean zero, and with it reaches more."""
     gain, bias = torch.tensor([1.0, 2.0, 0.5, -1.0], dtype=torch.float64), 0.1 * _draw(0, 4)
     f = Attention.from_matrices(_draw(1, 4, 4) / 4, _draw(2, 4, 4))
     y = _draw(4, 5, 4)
@@ -166,6 +170,7 @@ def test_progress_is_shown_where_it_is_wanted(capsys):
 
 
 ONES = torch.ones(2)
+UNIT = Normalisation("rms", ONES, 0 * ONES, 0.0)
 ON_BALL = {"radius": 2.0}
 
 
@@ -174,11 +179,11 @@ ON_BALL = {"radius": 2.0}
     [
         (torch.ones(2, 2), {"radius": 1.0}, "^X: "),
         (torch.ones(2, 2), {}, "one of the two"),
-        (torch.ones(2, 2), ON_BALL | {"ellipsoid": (ONES, None)}, "one of the two"),
-        (2 * torch.ones(2, 2), {"ellipsoid": (ONES, None)}, "^X: "),
-        (torch.ones(2, 2), {"ellipsoid": (torch.ones(3), None)}, "^ellipsoid gain: "),
-        (torch.ones(2, 2), {"ellipsoid": (ONES, torch.ones(3))}, "^ellipsoid bias: "),
-        (torch.ones(2, 2), {"ellipsoid": (torch.eye(2)[0], None)}, "gain: "),
+        (torch.ones(2, 2), ON_BALL | {"ellipsoid": UNIT}, "one of the two"),
+        (2 * torch.ones(2, 2), {"ellipsoid": UNIT}, "^X: "),
+        (torch.ones(2, 2), {"ellipsoid": replace(UNIT, gain=torch.ones(3))}, "^ellipsoid gain: "),
+        (torch.ones(2, 2), {"ellipsoid": replace(UNIT, bias=torch.ones(3))}, "^ellipsoid bias: "),
+        (torch.ones(2, 2), {"ellipsoid": replace(UNIT, gain=torch.eye(2)[0])}, "gain: "),
         (torch.ones(2, 2), {"radius": 0.0}, "^radius: "),
         (torch.ones(2, 2), ON_BALL | {"steps": -1}, "^steps: "),
         (torch.ones(2, 2), ON_BALL | {"learning_rate": 0.0}, "^learning_rate: "),

@@ -261,7 +261,7 @@ def test_weights_that_are_missing(measure, folder, tmp_path):
     model = transformers.AutoModel.from_pretrained(folder)
     state = {name: x for name, x in model.state_dict().items() if "layer.1.attention" not in name}
     model.save_pretrained(tmp_path, state_dict=state)
-    assert_refused(*measure("--tokenizer", str(folder), model=tmp_path), "weights are missing")
+    assert_refused(*measure("--tokenizer", str(folder), model=tmp_path), "weights: expected all")
 
 
 @pytest.mark.parametrize("arguments", ("", "mesure", "measure"))
