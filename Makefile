@@ -107,13 +107,12 @@ training: $(STAMP)  ## train the small Transformers of the page on training (10 
 	OMP_NUM_THREADS=1 $(BIN)/python -m lab.training book/data/training.json
 
 paper: $(STAMP)  ## redo the paper's figures on BERT and GPT-2 (needs the hub; resumes) in _build/paper
-	@$(BIN)/python -c 'import datasets' 2>/dev/null || $(BIN)/python -m pip install --quiet --retries 0 --timeout 5 $(PIP_FLAGS) -c requirements.lock datasets 2>/dev/null || true
+	@$(BIN)/python -c 'import datasets, nltk' 2>/dev/null || $(BIN)/python -m pip install --quiet --retries 0 --timeout 5 $(PIP_FLAGS) -c requirements.lock datasets nltk 2>/dev/null || true
 	OMP_NUM_THREADS=1 $(BIN)/python -m lab.paper $(BUILD)/paper $(PAPER_FLAGS)
 
 bench: $(STAMP) $(WEIGHTS)  ## time the package against its rivals (some minutes; leave the machine alone), store the table
 	$(BIN)/python -m pytest benchmarks --timeout 0 --benchmark-only --benchmark-columns=min,median,rounds --benchmark-json=$(BUILD)/benchmarks.json $(BENCH_FLAGS)
-	$(BIN)/python -m lab.distil $(BUILD)/benchmarks.json book/data/benchmarks.json
-	OMP_NUM_THREADS=1 $(BIN)/python -m lab.stops book/data/benchmarks.json
+	OMP_NUM_THREADS=1 $(BIN)/python -m lab.distil $(BUILD)/benchmarks.json book/data/benchmarks.json
 
 lint: $(STAMP)  ## check the style of the code, the cells and prose of the pages, the project's files
 	$(BIN)/ruff check .

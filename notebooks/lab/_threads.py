@@ -1,7 +1,5 @@
 """Work on one thread, so that sums have one order and small matrices are not shared out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,14 +8,7 @@ import torch
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let torch use a single thread within the block.
-
-    Examples
-    --------
-    >>> with one_thread():
-    ...     torch.get_num_threads()
-    1
-    """
+    """Let torch use a single thread within the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,8 +1,10 @@
-"""Keep of pytest-benchmark's record what the book shows: ``python -m lab.distil RECORD TABLE``.
+"""What the page "How fast" shows: ``python -m lab.distil RECORD TABLE``.
 
-The page "How fast" reads ``book/data/benchmarks.json`` and nothing else, so that ``make bench`` renews it. Times of
-rivals are for ten sequences, also where fewer were run. Of several rounds the median counts; for single pairs of
-products the least, which owes least to whatever else the machine did.
+``TABLE``, which is ``book/data/benchmarks.json``, gets from pytest-benchmark's record what the book
+shows, and how many pairs of products each rule for stopping needs, and how right it then is. Times
+of rivals are for ten sequences, also where fewer were run. Of several rounds the median counts; for
+single pairs of products the least, which owes least to whatever else the machine did. The counts of
+pairs are those of an iteration on exact products and depend on no clock.
 """
 
 from __future__ import annotations
@@ -12,13 +14,17 @@ import os
 import platform
 import sys
 from collections import defaultdict
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 import lipcore
-from benchmarks.cases import LENGTHS, SEQUENCES
-from benchmarks.test_long import CASES
-from benchmarks.test_products import BASE, GROWTH
+from benchmarks.cases import LENGTHS, SEQUENCES, converged, minilm, relative_error
+from benchmarks.test_products import BASE
+from lab.stored import short
 
 METHODS = {
     "test_lipcore": "lipcore",
@@ -29,99 +35,111 @@ METHODS = {
     "test_svds": "svds",
     "test_dense": "dense",
 }
+#: Power iteration's rules: (quotient now, quotient before, true quotient) → whether to stop, and a
+#: limit of steps.
+POWER: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], int]] = {
+    "absolute, as published": (lambda now, before, true: (now - before).abs() < 1e-4, 100),
+    "relative, 1e-4": (lambda now, before, true: (now - before).abs() < 1e-4 * now, 10_000),
+    "relative, 1e-6": (lambda now, before, true: (now - before).abs() < 1e-6 * now, 10_000),
+    "oracle": (lambda now, before, true: (now.sqrt() / true.sqrt() - 1).abs() <= 1e-4, 10_000),
+}
 
 
 def distil(record: dict) -> dict:
-    """Return machine and results; refuse a record with a benchmark missing or failed."""
+    """Return machine and results of a record."""
     runs: dict[str, list[dict]] = defaultdict(list)
     for run in record["benchmarks"]:
-        facts = run["extra_info"] | {"median": run["stats"]["median"], "least": run["stats"]["min"]}
-        runs[run["name"].split("[")[0]].append(facts)
-    long = [{k: v for k, v in x.items() if k not in ("median", "least")} for x in runs["test_long"]]
-    found = {
+        times = {"median": run["stats"]["median"], "least": run["stats"]["min"]}
+        runs[run["name"].split("[")[0]].append(run["extra_info"] | times)
+    doubles = zip(runs["test_lipcore"], runs["test_lipcore_in_double_precision"], strict=True)
+    pairs = zip(runs["test_pair"], runs["test_bare_products"], strict=True)
+    growth = [
+        {"size": x["size"], "at": x["at"], "seconds": x["least"]}
+        | {"multiplications": x["multiplications"]}
+        for x in runs["test_growth"]
+    ]
+    return {
         "made": _made(record),
         "rivals": [_rival(name, x) for name in METHODS for x in runs[name]],
         "precision": [
-            {"n": single["n"], "float32": single["error"], "float64": double["error"],
-             "iterations32": single["iterations"], "iterations64": double["iterations"]}
-            for single, double in zip(runs["test_lipcore"], runs["test_lipcore_in_double_precision"], strict=True)
+            {"n": single["n"], "float32": single["error"], "float64": double["error"]}
+            | {"iterations32": single["iterations"], "iterations64": double["iterations"]}
+            for single, double in doubles
         ],
         "pairs": [
-            {"n": pair["n"], "seconds": pair["least"], "bare": bare["least"], "ratio": pair["least"] / bare["least"],
-             "multiplications": pair["multiplications"]}
-            for pair, bare in zip(runs["test_pair"], runs["test_bare_products"], strict=True)
+            {"n": pair["n"], "seconds": pair["least"], "bare": bare["least"]}
+            | {"ratio": pair["least"] / bare["least"], "multiplications": pair["multiplications"]}
+            for pair, bare in pairs
         ],
-        "growth": {
-            "base": BASE,
-            "runs": [{"size": x["size"], "at": x["at"], "seconds": x["least"], "multiplications": x["multiplications"]}
-                     for x in runs["test_growth"]],
-        },
-        "long": long,
-    }  # fmt: skip
-    _check(found)
-    return rounded(found)
-
-
-def _rival(name: str, x: dict) -> dict:
-    scale = SEQUENCES / x["sequences"]
-    return {"method": METHODS[name], "n": x["n"], "seconds": x["median"] * scale, "error": x["error"],
-            "measured": x["sequences"]}  # fmt: skip
-
-
-def _made(record: dict) -> dict:
-    cpu = record["machine_info"]["cpu"]
-    packages = ("torch", "numpy", "scipy")
-    return {
-        "date": record["datetime"][:10],
-        "cpu": cpu.get("brand_raw", platform.machine()),
-        "cores": os.cpu_count(),
-        "threads": record["machine_info"]["threads"],
-        "system": record["machine_info"]["system"],
-        "versions": {
-            "lipcore": lipcore.__version__,
-            "Python": record["machine_info"]["python_version"],
-        }
-        | {name: metadata.version(name).split("+")[0] for name in packages},
+        "growth": {"base": BASE, "runs": growth},
+        "long": [{k: x[k] for k in x.keys() - {"median", "least"}} for x in runs["test_long"]],
     }
 
 
-def _check(found: dict) -> None:
-    lengths = [x["n"] for x in found["rivals"]]
-    missing = [n for n in LENGTHS if lengths.count(n) < len(METHODS) - (n > 8)]
-    missing += [case for case in CASES if case not in [(x["layer"], x["n"]) for x in found["long"]]]
-    seen = [(x["size"], x["at"]) for x in found["growth"]["runs"]]
-    missing += [
-        (size, at) for size, values in GROWTH.items() for at in values if (size, at) not in seen
+def _rival(name: str, x: dict) -> dict:
+    seconds = x["median"] * SEQUENCES / x["sequences"]
+    about = {"method": METHODS[name], "n": x["n"], "seconds": seconds}
+    return about | {"error": x["error"], "measured": x["sequences"]}
+
+
+def _made(record: dict) -> dict:
+    machine = record["machine_info"]
+    packages = {x: metadata.version(x).split("+")[0] for x in ("torch", "numpy", "scipy")}
+    own = {"lipcore": lipcore.__version__, "Python": machine["python_version"]}
+    return {
+        "date": record["datetime"][:10],
+        "cpu": machine["cpu"].get("brand_raw", platform.machine()),
+        "cores": os.cpu_count(),
+        "threads": machine["threads"],
+        "system": machine["system"],
+        "versions": own | packages,
+    }
+
+
+def traces(n: int) -> Tensor:
+    """Return Rayleigh quotients of power iteration, one row a step, until every rule stopped."""
+    attention, X = minilm(n)
+    J, true = attention.jacobian(X), converged(n).square()
+    start = torch.randn(X.shape[1:], generator=torch.Generator().manual_seed(0))
+    u = start.expand_as(X)
+    found: list[Tensor] = []
+    running = torch.ones(len(POWER), len(X), dtype=torch.bool)
+    while running.any():
+        u = u / u.flatten(1).norm(dim=1)[:, None, None]
+        push = J.rmatvec(J.matvec(u))
+        now = (u * push).flatten(1).sum(1).double()
+        before = found[-1] if found else torch.zeros_like(now)
+        found.append(now)
+        for row, (stop, most) in zip(running, POWER.values(), strict=True):
+            row &= ~stop(now, before, true) & (len(found) < most)
+        u = push
+    return torch.stack(found)
+
+
+def count(n: int) -> list[dict]:
+    """Return one record a rule: mean number of pairs, and largest relative error of σ."""
+    attention, X = minilm(n)
+    quotients, exact = traces(n), converged(n)
+    before = torch.cat([torch.zeros_like(quotients[:1]), quotients[:-1]])
+    found = {}
+    for rule, (stop, most) in POWER.items():
+        stopped = stop(quotients, before, exact.square())
+        stopped[most - 1 :] = True
+        steps = stopped.int().argmax(0)  # the first
+        found[f"power iteration, {rule}"] = steps + 1, quotients.gather(0, steps[None])[0].sqrt()
+    for rule, options in {"lipcore": {}, "lipcore, no certificate": {"probability": None}}.items():
+        certified = lipcore.local_lipschitz(attention, X, **options)
+        found[rule] = certified.iterations, certified.value
+    return [
+        {"rule": rule, "n": n, "pairs": pairs.double().mean().item()}
+        | {"error": relative_error(values, exact)}
+        for rule, (pairs, values) in found.items()
     ]
-    if missing:
-        raise SystemExit(
-            f"record: expected every benchmark, these are missing or failed: {missing}"
-        )
-
-
-def rounded(value):
-    """Four digits are more than a clock is good for."""
-    if isinstance(value, dict):
-        return {key: rounded(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [rounded(item) for item in value]
-    return float(f"{value:.4g}") if isinstance(value, float) else value
-
-
-def write(found: dict, path: Path) -> None:
-    """One result a line: easy to read, and to compare with an earlier one."""
-    text = json.dumps(found, ensure_ascii=False)
-    for before, after in (
-        ('], "', '],\n"'),
-        ('}, "', '},\n"'),
-        ("}, {", "},\n  {"),
-        ('": [{', '": [\n  {'),
-    ):
-        text = text.replace(before, after)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text + "\n", encoding="utf8")
 
 
 if __name__ == "__main__":
     source, target = map(Path, sys.argv[1:])
-    write(distil(json.loads(source.read_text(encoding="utf8"))), target)
+    content = distil(json.loads(source.read_text(encoding="utf8")))
+    content["stops"] = [record for n in LENGTHS for record in count(n)]
+    text = json.dumps(short(content, 4), ensure_ascii=False)  # more than a clock is good for
+    target.write_text(text.replace("}, ", "},\n") + "\n", encoding="utf8")

@@ -1,17 +1,18 @@
-"""Constants of a model of images and of one of speech, measured once and stored, with controls."""
+"""Constants of a model of images and of one of speech, measured once and stored, with controls.
+
+``python -m lab.images_and_speech`` measures them and stores the table.
+"""
 
 from __future__ import annotations
 
 import argparse
 import copy
 import functools
-import json
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
@@ -27,17 +28,14 @@ from lab.models.signals import (
     spectrogram,
     speech,
 )
+from lab.sweep import collect, export, finish
 from lab.why_it_grows import SHARES, column_means, term_shares
 from lipcore.attention import Attention
 from lipcore.bounds import nonnegative_norm_upper
 from lipcore.lipschitz import local_lipschitz
 from lipcore.models.capture import captured, module_of, record
-from lipcore.models.measure import versions
 from lipcore.models.modules import read
 from lipcore.models.structure import attention_modules
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 #: Numbers of patches along a side of the image, and how many photographs are measured there.
 SIDES = dict.fromkeys((2, 3, 4, 6, 8, 11, 16, 24), 10)
@@ -62,17 +60,9 @@ _SPOKEN = (334, 1500)
 
 @dataclass(frozen=True)
 class Cell:
-    """One model at one length, on its own kind of input or on a control.
+    """One model at one length (patches along a side, or frames), on ``count`` of what is shown.
 
-    Attributes
-    ----------
-    model : {"vit", "whisper"}
-    shown : str
-        ``"photo"`` or ``"speech"``, or one of :data:`CONTROLS`.
-    length : int
-        Patches along a side, or frames.
-    count : int
-        Photographs, or pieces of the recording.
+    Shown are photographs, pieces of speech, or one of :data:`CONTROLS` made of them.
     """
 
     model: str
@@ -80,15 +70,14 @@ class Cell:
     length: int
     count: int
 
+    @property
+    def key(self) -> str:
+        """The name of the cell's file."""
+        return "-".join(map(str, asdict(self).values()))
+
 
 def plan() -> list[Cell]:
-    """Return every cell of the stored table.
-
-    Examples
-    --------
-    >>> len(plan())
-    58
-    """
+    """Return every cell of the stored table."""
     main = [Cell("vit", "photo", *pair) for pair in SIDES.items()]
     main += [Cell("whisper", "speech", *pair) for pair in FRAMES.items()]
     controls = [
@@ -101,24 +90,22 @@ def plan() -> list[Cell]:
 
 
 def shuffled(signal: Tensor, size: Sequence[int], generator: torch.Generator) -> Tensor:
-    """Return a signal (bands, …) cut into blocks of a size and put together in a random order.
-
-    Examples
-    --------
-    >>> mixed = shuffled(torch.arange(6.0)[None], (2,), torch.Generator().manual_seed(0))
-    >>> sorted(mixed[0].tolist()), (mixed[0, ::2] % 2).tolist()
-    ([0.0, 1.0, 2.0, 3.0, 4.0, 5.0], [0.0, 0.0, 0.0])
-    """
-    blocks = _blocks(signal, size)
-    order = torch.randperm(len(blocks), generator=generator)
-    return _joined(blocks[order], signal, size)
+    """Return a signal (bands, …) cut into blocks of a size and put together in a random order."""
+    return _rearranged(signal, size, lambda count: torch.randperm(count, generator=generator))
 
 
 def repeated(signal: Tensor, size: Sequence[int], generator: torch.Generator) -> Tensor:
     """Return a signal in which one of its blocks, drawn at random, replaces all of them."""
-    blocks = _blocks(signal, size)
-    chosen = torch.randint(len(blocks), (1,), generator=generator)
-    return _joined(blocks[chosen].expand_as(blocks), signal, size)
+    one = functools.partial(torch.randint, size=(1,), generator=generator)
+    return _rearranged(signal, size, lambda count: one(count).expand(count))
+
+
+def _rearranged(signal: Tensor, size: Sequence[int], order: Callable[[int], Tensor]) -> Tensor:
+    if signal.ndim == 2:  # a sound is an image of one line
+        return _rearranged(signal[:, None], (1, *size), order)[:, 0]
+    blocks = nn.functional.unfold(signal, size, stride=size)
+    blocks = blocks[:, order(blocks.shape[1])]
+    return nn.functional.fold(blocks, signal.shape[1:], size, stride=size)
 
 
 def uniform(signal: Tensor, generator: torch.Generator) -> Tensor:
@@ -128,16 +115,7 @@ def uniform(signal: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def same_spectrum(image: Tensor, generator: torch.Generator) -> Tensor:
-    """Return noise with the image's amplitude at every frequency, in every colour.
-
-    Examples
-    --------
-    >>> generator = torch.Generator().manual_seed(0)
-    >>> image = torch.rand(3, 8, 8, generator=generator, dtype=torch.float64)
-    >>> noise = same_spectrum(image, generator)
-    >>> torch.allclose(torch.fft.fft2(noise).abs(), torch.fft.fft2(image).abs())
-    True
-    """
+    """Return noise with the image's amplitude at every frequency, in every colour."""
     # the phases of white noise: those of opposite frequencies fit each other
     white = torch.randn(image.shape[-2:], generator=generator, dtype=torch.float64)
     phases = torch.fft.fft2(white)
@@ -160,22 +138,6 @@ def with_permuted_weights(model: LoadedModel, generator: torch.Generator) -> Loa
     return LoadedModel(mixed, name=model.name, folder=model.folder)
 
 
-def _blocks(signal: Tensor, size: Sequence[int]) -> Tensor:
-    """Cut (bands, a, b) into (blocks, bands, …), blocks of the given size."""
-    for dim, edge in enumerate(size, 1):
-        signal = signal.unfold(dim, edge, edge)
-    return signal.flatten(1, len(size)).transpose(0, 1)
-
-
-def _joined(blocks: Tensor, signal: Tensor, size: Sequence[int]) -> Tensor:
-    """Return the signal of which :func:`_blocks` gave the blocks."""
-    counts = [whole // edge for whole, edge in zip(signal.shape[1:], size, strict=True)]
-    parts = blocks.transpose(0, 1).unflatten(1, counts)
-    steps = len(size)
-    order = [0] + [place for i in range(steps) for place in (1 + i, 1 + steps + i)]
-    return parts.permute(order).reshape(signal.shape)
-
-
 def attentions(model: LoadedModel, **inputs) -> list[Attention]:
     """Return the attention layers of a model, read out and verified on the inputs."""
     names = attention_modules(module_of(model))
@@ -188,42 +150,29 @@ def entering(model: LoadedModel, **inputs) -> list[Tensor]:
     return [next(iter(call.tensors.values())) for call in calls]
 
 
-def predictors(layer: Attention, X: Tensor) -> dict[str, Tensor]:
-    r"""Return what the weights predict of each member's σ (:prf:ref:`thm-why-lever`).
-
-    Returns
-    -------
-    dict
-        ``map``: :math:`\max_h\|P_h\|_2`; ``weighted``:
-        :math:`(\sum_h\|P_h\|_2^2\|W_hV_h\|_2^2)^{1/2}`; ``audience``: the largest mean of a column
-        of weights.
-    """
-    P = layer.weights(X)
-    norms = nonnegative_norm_upper(P, iterations=12)
-    weighted = (norms * layer.value_norms()).square().sum(-1).sqrt()
-    return {
-        "map": norms.amax(-1),
-        "weighted": weighted,
-        "audience": column_means(P)[0].amax(-1),
-    }
-
-
 def measure_tokens(layer: Attention, X: Tensor) -> list[dict]:
-    """Return σ, where its worst direction is, its three terms and predictors, one row per member.
+    r"""Return σ, where its worst direction is, its three terms and predictors, one row per member.
 
     ``first`` is the share of the first token in the energy of the worst direction, ``place`` the
-    token with the largest share, and ``largest`` that share.
+    token with the largest share, and ``largest`` that share. Predictors are what the weights say of
+    σ (:prf:ref:`thm-why-lever`): ``map`` is :math:`\max_h\|P_h\|_2`, ``weighted`` is
+    :math:`(\sum_h\|P_h\|_2^2\|W_hV_h\|_2^2)^{1/2}`, and ``audience`` the largest mean of a column
+    of weights.
     """
     found = local_lipschitz(layer, X, tol=SHARES)
     if not bool(found.converged.all()):
         raise RuntimeError(f"every constant was expected to converge to {SHARES:g}")
-    shares = found.right.square().sum(-1)
-    shares = shares / shares.sum(-1, keepdim=True)
+    energy = found.right.square().sum(-1)
+    shares = energy / energy.sum(-1, keepdim=True)
     largest, place = shares.max(-1)
     terms = term_shares(layer, X, found).unbind(-1)
     columns = {"sigma": found.value, "first": shares[:, 0], "place": place, "largest": largest}
     columns |= dict(zip(("mixing", "own_query", "others_keys"), terms, strict=True))
-    columns |= predictors(layer, X)
+    P = layer.weights(X)
+    norms = nonnegative_norm_upper(P, iterations=12)
+    columns["map"] = norms.amax(-1)
+    columns["weighted"] = (norms * layer.value_norms()).square().sum(-1).sqrt()
+    columns["audience"] = column_means(P)[0].amax(-1)
     rows = zip(*(column.tolist() for column in columns.values()), strict=True)
     return [dict(zip(columns, row, strict=True)) for row in rows]
 
@@ -295,15 +244,7 @@ def _pieces(cell: Cell) -> Iterator[Tensor]:
 
 
 def stored() -> pd.DataFrame:
-    """Return the measurements that are kept with the book, as :func:`measure` returns them.
-
-    Raises
-    ------
-    FileNotFoundError
-        If they were not made yet.
-    """
-    import pandas as pd
-
+    """Return the measurements that are kept with the book, as :func:`measure` returns them."""
     return pd.read_parquet(stored_file("images_and_speech.parquet", "make images"))
 
 
@@ -311,40 +252,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure every cell that the folder does not hold yet, and store the table."""
     parser = argparse.ArgumentParser(prog="python -m lab.images_and_speech")
     parser.add_argument("--folder", type=Path, required=True, help="keeps what is finished")
-    parser.add_argument("--export", type=Path, help="the table (parquet)")
+    parser.add_argument("--export", type=Path, required=True, help="the table (parquet)")
     options = parser.parse_args(arguments)
-    options.folder.mkdir(parents=True, exist_ok=True)
-    cells = plan()
-    for cell in cells:
-        path = _path(options.folder, cell)
-        if not path.is_file():
-            begin = time.process_time()
-            content = {"rows": measure(cell), "seconds": time.process_time() - begin}
-            path.write_text(json.dumps(content), encoding="utf-8")
-            print(f"{path.stem}: {content['seconds']:.0f} s", flush=True)
-    if options.export:
-        _export([json.loads(_path(options.folder, cell).read_text("utf-8")) for cell in cells],
-                options.export)  # fmt: skip
-
-
-def _path(folder: Path, cell: Cell) -> Path:
-    return folder / ("-".join(map(str, asdict(cell).values())) + ".json")
-
-
-def _export(found: list[dict], path: Path) -> None:
-    import pandas as pd
-
-    table = pd.DataFrame([row for part in found for row in part["rows"]]).drop(columns="count")
-    floats = table.select_dtypes("float64").columns
-    table = table.astype(dict.fromkeys(floats, "float32"))
-    hashes = {row["name"]: row["sha256"] for row in models.available()}
-    table.attrs = {
-        "command": "make images",
-        "seconds": round(sum(part["seconds"] for part in found), 1),
-        "versions": versions(),
-        "weights": {name: hashes[name] for name in table["model"].unique()},
-    }
-    table.to_parquet(path, index=False, compression="zstd")
+    finish(plan(), options.folder, measure)
+    table = collect(plan(), options.folder).drop(columns="count")
+    export(table, options.export, command="make images")
 
 
 if __name__ == "__main__":

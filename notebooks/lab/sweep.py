@@ -1,24 +1,29 @@
-"""Many measurements on real models, each saved when it is finished, resumable, on any executor."""
+"""Many measurements on real models, each kept when it is finished: ``python -m lab.sweep``.
+
+The same command takes up where it was stopped. :mod:`lab.images_and_speech` measures cells of its
+own by :func:`finish`, :func:`collect` and :func:`export`.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import argparse
 import functools
 import hashlib
 import itertools
 import json
+import multiprocessing
 import os
 import time
 import tomllib
-import uuid
 import zlib
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Executor, Future, as_completed
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -26,48 +31,27 @@ from tqdm import tqdm
 import lipcore
 from lab import models
 from lab._threads import one_thread
-from lab.controls import check_control, control_tokens, permute_scores
+from lab.controls import CONTROLS, control_tokens, permute_scores
 from lab.data import stored_file
 from lab.measure_layer import BOUNDS, check_bounds, measure_layer
 from lab.models.language_model import LanguageModel
+from lab.models.sources import SOURCES, find_source
 from lab.models.texts import load_text, sequences
-from lipcore._checks import check_count, check_number
+from lab.stored import kept
+from lipcore._checks import check_count, require
 from lipcore.attention import Attention
-
-if TYPE_CHECKING:
-    import pandas as pd
+from lipcore.models.measure import versions
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One measurement of consecutive sequences of a text, at one layer (or head) of a model.
+    """One measurement of ``count`` consecutive sequences of a text, at a layer or head of a model.
 
-    Attributes
-    ----------
-    model : str
-        A name of :func:`lab.models.available`, or a folder with a checkpoint.
-    layer : int
-    n : int
-        The number of tokens in a sequence.
-    head : int, optional
-        One head with its part of the output projection; the whole layer if None.
-    text : str
-        A name that :func:`lab.models.texts.load_text` knows, or a file.
-    count, start : int
-        Number of sequences, and the token of the text where the first begins.
-    decoder : bool
-        Whether a BERT model runs as a causal decoder.
-    dtype : {"float32", "float64"}
-    tol : float
-        Relative tolerance of σ.
-    bounds : tuple of str
-        Upper bounds to compute, among :data:`lab.measure_layer.BOUNDS`.
-    control : {"", "shuffled", "uniform", "repeated", "permuted"}
-        What is taken from the text or the model (:mod:`lab.controls`): the order of the
-        tokens, their frequencies, all tokens but the first of each sequence, which is repeated, or
-        what the model has learnt to attend to. Seeds are fixed.
+    The text and the model may be files of one's own. The first sequence begins at token ``start``,
+    ``tol`` is the relative tolerance of σ, ``bounds`` are among :data:`lab.measure_layer.BOUNDS`,
+    and a ``control`` (:mod:`lab.controls`) takes something from the text or the model.
     """
 
     model: str
@@ -84,21 +68,8 @@ class Cell:
     control: str = ""
 
     def __post_init__(self) -> None:
-        kept = {  # as plain numbers, so that equal cells have equal keys
-            name: check_count(name, getattr(self, name), minimum=minimum)
-            for name, minimum in (("layer", 0), ("n", 1), ("count", 1), ("start", 0))
-        }
-        kept["head"] = None if self.head is None else check_count("head", self.head, minimum=0)
-        kept["tol"] = check_number("tol", self.tol, minimum=0, strict=True, maximum=1)
-        kept["bounds"] = check_bounds(self.bounds)
-        for name, value in kept.items():
-            object.__setattr__(self, name, value)
-        for name, kind in (("model", str), ("text", str), ("decoder", bool)):
-            if not isinstance(getattr(self, name), kind):
-                raise TypeError(f"{name}: expected a {kind.__name__}, got {getattr(self, name)!r}")
-        if self.dtype not in _DTYPES:
-            raise ValueError(f"dtype: expected one of {', '.join(_DTYPES)}, got {self.dtype!r}")
-        check_control(self.control)
+        object.__setattr__(self, "bounds", check_bounds(self.bounds))  # a tuple, as of JSON
+        require(self.control in CONTROLS, "control", f"one of {CONTROLS}", repr(self.control))
 
     @property
     def key(self) -> str:
@@ -109,111 +80,53 @@ class Cell:
 
 def grid(
     *,
-    models: Iterable[str],
-    lengths: Iterable[int],
-    layers: Iterable[int] | str = "all",
-    heads: Iterable[int | None] | str = (None,),
-    texts: Iterable[str] = ("pydoc",),
-    controls: Iterable[str] = ("",),
+    models: Sequence[str],
+    lengths: Sequence[int],
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int | None] | str = (None,),
+    texts: Sequence[str] = ("pydoc",),
+    controls: Sequence[str] = ("",),
     **options,
 ) -> list[Cell]:
     """Return every combination as a :class:`Cell`; ``options`` are its other attributes.
 
-    ``layers`` and ``heads`` may be ``"all"``; without ``heads``, cells are about whole layers.
+    All layers are measured if none are given. Without ``heads``, which may be ``"all"``, cells are
+    about whole layers.
 
     Examples
     --------
     >>> len(grid(models=["minilm"], lengths=[8, 16]))
     12
     """
-    texts = _listed("texts", texts)
-    controls = _listed("controls", controls)
-    lengths = _listed("lengths", lengths)
-    layers = layers if _is_all(layers) else _listed("layers", layers)
-    heads = heads if _is_all(heads) else _listed("heads", heads)
     cells = []
-    for model in _listed("models", models):
-        own_layers = range(_sizes(model)[0]) if _is_all(layers) else layers
-        own_heads = range(_sizes(model)[1]) if _is_all(heads) else heads
-        every = itertools.product(controls, texts, own_layers, own_heads, lengths)
+    for model in models:
+        source = find_source(model) if layers is None or heads == "all" else None
+        every = itertools.product(
+            controls,
+            texts,
+            range(source.layers) if layers is None else layers,
+            range(source.heads) if heads == "all" else heads,
+            lengths,
+        )
         for control, text, layer, head, n in every:
             cells.append(Cell(model, layer, n, head, text, control=control, **options))
     return cells
 
 
-def _is_all(values: object) -> bool:
-    return isinstance(values, str) and values == "all"
-
-
-def _listed(name: str, values: Iterable) -> list:
-    if isinstance(values, str) or not (listed := list(values)):
-        raise ValueError(f"{name}: expected a list, got {values!r}")
-    return listed
-
-
-def _sizes(name: str) -> tuple[int, int]:
-    """Return the numbers of layers and of heads in each, without loading models of known name."""
-    for row in models.available():
-        if row["name"] == name:
-            return row["layers"], row["heads"]
-    model = models.load(name)
-    return model.n_layers, model.heads
-
-
 def read_plan(path: str | os.PathLike) -> list[Cell]:
     """Read the cells of a plan, a TOML file with one ``[[grid]]`` for each call of :func:`grid`.
 
-    Parameters
-    ----------
-    path : path
-        The keys of a grid are the arguments of :func:`grid`. Keys before the first grid hold for
-        all of them.
-
-    Returns
-    -------
-    list of Cell
-        All cells, without repetition.
-
-    Raises
-    ------
-    ValueError
-        If the file is not such a plan; the message names the grid.
+    Keys before the first grid hold for all of them. No cell comes twice.
     """
-    try:
-        plan = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ValueError(f"plan: expected a TOML file: {error}") from error
-    grids = plan.pop("grid", [])
-    if not grids or not isinstance(grids, list):
-        raise ValueError(f"plan: expected at least one [[grid]] in {path}")
-    cells = []
-    for number, entries in enumerate(grids, 1):
-        try:
-            cells += grid(**plan | entries)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"plan: grid {number} of {path}: {error}") from error
-    return list(dict.fromkeys(cells))
+    plan = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    grids = plan.pop("grid")
+    return list(dict.fromkeys(cell for entries in grids for cell in grid(**plan | entries)))
 
 
 def measure(cell: Cell) -> list[dict]:
-    """Measure one cell, and return one row for each sequence.
-
-    Parameters
-    ----------
-    cell : Cell
-
-    Returns
-    -------
-    list of dict
-        The cell's attributes, and the columns of :func:`lab.measure_layer.measure_layer`.
-
-    Raises
-    ------
-    ValueError, IndexError, ConnectionError
-        If the model, layer, head, length or text is not available.
-    """
+    """Measure one cell, and return one row for each sequence, as ``measure_layer`` does."""
     with one_thread(), torch.no_grad():  # one order of sums, the same numbers everywhere
-        attention, X = _inputs(cell)
+        attention, X = inputs(cell)
         rows = measure_layer(attention, X, tol=cell.tol, bounds=cell.bounds)
     attributes = asdict(cell)
     del attributes["bounds"]  # their columns say which they are
@@ -221,104 +134,95 @@ def measure(cell: Cell) -> list[dict]:
 
 
 def sweep(
-    cells: Iterable[Cell],
-    folder: str | os.PathLike,
-    *,
-    executor: Executor | None = None,
-    progress: bool = True,
+    cells: Iterable[Cell], folder: str | os.PathLike, *, workers: int = 1, progress: bool = True
 ) -> pd.DataFrame:
-    """Measure all cells, save each when it is finished, and skip those that are saved already.
+    """Measure all cells, and return their rows in the order of the cells.
 
-    Parameters
-    ----------
-    cells : iterable of Cell
-    folder : path
-        Where the rows of the cells are saved (``cells/*.json``); it is made if missing. Cells that
-        it already holds are not repeated. Two runs may share a folder.
-    executor : concurrent.futures.Executor, optional
-        Runs the cells: a process pool, ``dask.distributed.Client().get_executor()``, and so on.
-        Cells run in this process if left out. The numbers do not depend on it: a cell runs on one
-        thread.
-    progress : bool
-        Whether to show a progress bar.
-
-    Returns
-    -------
-    pandas.DataFrame
-        One row for each sequence, in the order of the cells; also in ``folder/table.parquet``.
-        ``attrs["seconds"]`` is what the cells took, in seconds of one core.
-
-    Raises
-    ------
-    RuntimeError
-        If cells failed. It is raised at the end, when all others are saved, and names the cells.
+    The table is also in ``folder/table.parquet``, and cells that the folder already holds are not
+    measured again. Cells that share hidden states follow one another; the top layer comes first, so
+    that its run of the model serves the layers below.
     """
     cells = list(dict.fromkeys(cells))
-    if not cells:
-        raise ValueError("cells: expected at least one cell, got none")
-    if wrong := [cell for cell in cells if not isinstance(cell, Cell)]:
-        raise TypeError(f"cells: expected Cells, got {wrong[0]!r}")
-    if executor is not None and not isinstance(executor, Executor):
-        raise TypeError(
-            f"executor: expected a concurrent.futures.Executor, got {type(executor).__name__}"
-        )
-    _path(folder, cells[0]).parent.mkdir(parents=True, exist_ok=True)
-    missing = _ordered(cell for cell in cells if _saved(folder, cell) is None)
-    failures = {}
-    done = len(cells) - len(missing)
-    with tqdm(disable=not progress, total=len(cells), initial=done, unit="cell") as bar:
-        for cell, result in _finished(missing, executor):
-            if isinstance(result, Exception):
-                failures[cell] = result
-            else:
-                with _whole(_path(folder, cell)) as path:
-                    path.write_text(json.dumps(result), encoding="utf-8")
-            bar.update()
-    if failures:
-        reasons = [f"{cell}: {error or type(error).__name__}" for cell, error in failures.items()]
-        raise RuntimeError(
-            f"{len(failures)} of {len(cells)} cells failed, the others are saved: "
-            + "; ".join(reasons[:5])
-        )
-    return _collect(cells, folder)
-
-
-def _collect(cells: list[Cell], folder: str | os.PathLike) -> pd.DataFrame:
-    """Gather the saved cells in their order into one table, and write it."""
-    import pandas as pd
-
-    found = [_saved(folder, cell) for cell in cells]
-    table = pd.DataFrame([row for part in found for row in part["rows"]])
+    require(cells, "cells", "at least one cell", "none")
+    groups: dict[Cell, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(_shared(cell), []).append(cell)
+    ordered = [sorted(group, key=lambda cell: -cell.layer) for group in groups.values()]
+    finish(itertools.chain(*ordered), folder, measure, workers=workers, progress=progress)
+    table = collect(cells, folder)
     table["head"] = table["head"].astype("Int64")  # the whole layer has none
-    table.attrs["seconds"] = sum(part["seconds"] for part in found)
-    with _whole(Path(folder) / "table.parquet") as path:
-        table.to_parquet(path, index=False)
+    table.to_parquet(Path(folder) / "table.parquet", index=False)
     return table
 
 
-def export(table: pd.DataFrame, path: str | os.PathLike, *, bits: int = 13, **about) -> None:
+def finish(
+    cells: Iterable,
+    folder: str | os.PathLike,
+    measure: Callable[..., list[dict]],
+    *,
+    workers: int = 1,
+    progress: bool = True,
+) -> None:
+    """Measure the cells that the folder does not hold yet, and keep the rows of each in a file.
+
+    A cell is anything with a ``key``. With several workers, they are processes. Cells that fail
+    cost nothing else: a RuntimeError names them at the end.
+    """
+    cells = list(cells)
+    keep = functools.partial(_keep, folder, measure)
+    with ExitStack() as stack:
+        each = map
+        if check_count("workers", workers) > 1:
+            context = multiprocessing.get_context("spawn")
+            each = stack.enter_context(ProcessPoolExecutor(workers, context)).map
+        bar = tqdm(each(keep, cells), disable=not progress, total=len(cells), unit="cell")
+        failures = [failure for failure in bar if failure]
+    if failures:
+        reasons = "; ".join(failures[:5])
+        raise RuntimeError(f"{len(failures)} of {len(cells)} cells failed: {reasons}")
+
+
+def _keep(folder, measure, cell) -> str | None:
+    """Measure a cell unless it is kept; return what went wrong."""
+    try:
+        kept(_path(folder, cell), lambda: _timed(cell, measure))
+    except Exception as error:
+        return f"{cell}: {error or type(error).__name__}"
+    return None
+
+
+def _timed(cell, measure) -> dict:
+    """Return the rows of a cell, and the seconds that one core took."""
+    begin = time.thread_time()
+    rows = measure(cell)
+    return {"seconds": time.thread_time() - begin, "rows": rows}
+
+
+def _path(folder: str | os.PathLike, cell) -> Path:
+    return Path(folder) / "cells" / f"{cell.key}.json"
+
+
+def collect(cells: Iterable, folder: str | os.PathLike) -> pd.DataFrame:
+    """Return the rows of finished cells; ``attrs["seconds"]`` is what they took of one core."""
+    found = [json.loads(_path(folder, cell).read_text(encoding="utf8")) for cell in cells]
+    table = pd.DataFrame([row for part in found for row in part["rows"]])
+    table.attrs["seconds"] = sum(part["seconds"] for part in found)
+    return table
+
+
+def export(table: pd.DataFrame, path: str | os.PathLike, *, command: str, bits: int = 13) -> None:
     """Write a small copy of a table, which can be kept with a project.
 
     Measured numbers are stored in float32 with ``bits`` binary digits; 13 digits are a relative
     rounding of 6e-5 at most. Upper bounds are rounded up. Columns without new information are left
     out: ``lower``, which equals ``sigma``; ``residual``; ``converged``, if all are; logarithms of
-    bounds; and bounds that no cell asked for. What is in ``about`` (the command that made the
-    table, versions, and so on), and the time it took, are in ``pandas.read_parquet(path).attrs``.
-
-    Parameters
-    ----------
-    table : pandas.DataFrame
-        A table of :func:`sweep`.
-    path : path
-    bits : int
-    **about
-        Anything that JSON can hold.
+    bounds; and bounds that no cell asked for. The command, versions, hashes of weights and texts,
+    and the time it took, are in ``pandas.read_parquet(path).attrs``.
     """
-    check_count("bits", bits)
     dropped = ["lower", "residual", "log_best", "log_general"]
-    dropped += [name for name in BOUNDS if table[name].isna().all()]
-    dropped += ["converged"] if table["converged"].all() else []
-    small = table.drop(columns=dropped)
+    dropped += [name for name in BOUNDS if name in table and table[name].isna().all()]
+    dropped += ["converged"] if "converged" in table and table["converged"].all() else []
+    small = table.drop(columns=dropped, errors="ignore")
     floats = list(small.select_dtypes("float64").columns.difference(["tol", "probability"]))
     for name in floats:
         part, exponent = np.frexp(small[name].to_numpy())
@@ -326,123 +230,60 @@ def export(table: pd.DataFrame, path: str | os.PathLike, *, bits: int = 13, **ab
         # an upper bound must stay one
         whole = np.ceil(digits) if name in ("upper", *BOUNDS) else np.round(digits)
         small[name] = np.ldexp(whole, exponent - bits - 1).astype("float32")
-    small.attrs = {"seconds": round(table.attrs.get("seconds", 0.0), 1)} | about
-    options = {
-        "compression": "zstd",
-        "compression_level": 19,
-        "use_byte_stream_split": floats,
-        "use_dictionary": [name for name in small if name not in floats],
+    used = table["model"].unique()
+    small.attrs = {
+        "seconds": round(table.attrs["seconds"], 1),
+        "command": command,
+        "versions": versions(),
+        "weights": {name: SOURCES[name].sha256 for name in used if name in SOURCES},
     }
-    with _whole(Path(path)) as temporary:
-        small.to_parquet(temporary, index=False, **options)
+    if "text" in table:
+        raw = {name: load_text(name).encode() for name in table["text"].unique()}
+        small.attrs["texts"] = {name: hashlib.sha256(x).hexdigest() for name, x in raw.items()}
+    options = {"use_byte_stream_split": floats, "compression": "zstd", "compression_level": 19}
+    others = [name for name in small if name not in floats]
+    small.to_parquet(path, index=False, use_dictionary=others, **options)
 
 
 def stored(name: str = "sweep") -> pd.DataFrame:
-    """Return a table behind the chapters on real models, as it is kept with the book.
+    """Return a table behind the chapters on real models, as :func:`export` wrote it.
 
-    Parameters
-    ----------
-    name : {"sweep", "texts"}
-        ``"sweep"``: ten pieces of one or two texts at each length, layers and heads.
-        ``"texts"``: more texts, longer ones that are read on, and controls.
-
-    Returns
-    -------
-    pandas.DataFrame
-        The table as :func:`export` wrote it. Its ``attrs`` hold the command that made it, versions,
-        hashes of weights and texts, and the seconds of one core that it took. The plan
-        ``book/data/NAME.toml`` says what is in it.
-
-    Raises
-    ------
-    FileNotFoundError
-        If neither the repository nor the installed package has it.
+    ``"sweep"`` has ten pieces of one or two texts at each length, layers and heads; ``"texts"`` has
+    more texts, longer ones that are read on, and controls. The plan ``book/data/NAME.toml`` says
+    what is in it, and its ``attrs`` how it was made.
     """
-    import pandas as pd
-
     return pd.read_parquet(stored_file(f"{name}.parquet", "make sweep"))
 
 
-def _ordered(cells: Iterable[Cell]) -> list[Cell]:
-    """Return the cells in an order in which those that share hidden states follow one another.
-
-    The top layer comes first, so that its run of the model serves the layers below.
-    """
-    groups: dict[Cell, list[Cell]] = {}
-    for cell in cells:
-        groups.setdefault(_hidden_states_of(cell), []).append(cell)
-    for group in groups.values():
-        group.sort(key=lambda cell: -cell.layer)
-    return list(itertools.chain.from_iterable(groups.values()))
-
-
-def _hidden_states_of(cell: Cell) -> Cell:
+def _shared(cell: Cell) -> Cell:
     """Return the cell without what the hidden states do not depend on, so that cells share them."""
     return replace(cell, layer=0, head=None, tol=1, bounds=())
-
-
-def _timed(cell: Cell) -> dict:
-    """Return the rows of a cell, and the seconds that one core took."""
-    begin = time.thread_time()
-    rows = measure(cell)
-    return {"seconds": time.thread_time() - begin, "rows": rows}
-
-
-def _finished(
-    cells: list[Cell], executor: Executor | None
-) -> Iterator[tuple[Cell, dict | Exception]]:
-    """Yield each finished cell, with the result of :func:`_timed` or the error that it met."""
-    if executor is None:
-        for cell in cells:
-            try:
-                yield cell, _timed(cell)
-            except Exception as error:
-                yield cell, error
-        return
-    futures: dict[Future, Cell] = {}
-    try:
-        for cell in cells:
-            try:
-                futures[executor.submit(_timed, cell)] = cell
-            except Exception as error:  # as from a broken pool, which finished some cells before
-                yield cell, error
-        for future in as_completed(futures):
-            try:
-                yield futures[future], future.result()
-            except Exception as error:
-                yield futures[future], error
-    finally:  # interrupted: what has not begun is not worth waiting for
-        for future in futures:
-            future.cancel()
 
 
 # The latest hidden states, of layers from 0 up to one of them; at most one entry.
 _latest: dict[tuple, list[Tensor]] = {}
 
 
-def _inputs(cell: Cell) -> tuple[Attention, Tensor]:
+def inputs(cell: Cell) -> tuple[Attention, Tensor]:
     """Return the attention and the hidden states (count, n, d) of a cell."""
-    permuted = cell.control == "permuted"
-    model = _model(cell.model, cell.decoder, cell.dtype, permuted, _state(cell.model))
+    state = _state(cell.model)
+    model = _model(cell.model, cell.decoder, cell.dtype, cell.control == "permuted", state)
     attention = model.attention(cell.layer, head=cell.head)
-    key = (_hidden_states_of(cell), _state(cell.model), _state(cell.text))
-    states = _latest.get(key, [])
-    if len(states) <= cell.layer:
-        states = []
+    key = (_shared(cell), state, _state(cell.text))
+    if len(_latest.get(key, ())) <= cell.layer:
         _latest.clear()  # frees the old ones before there are new ones
-        states = model.all_hidden_states(_pieces(model, cell), up_to=cell.layer)
-        _latest[key] = states
-    return attention, states[cell.layer]
+        _latest[key] = model.all_hidden_states(pieces(model, cell), up_to=cell.layer)
+    return attention, _latest[key][cell.layer]
 
 
-def _pieces(model: LanguageModel, cell: Cell) -> Tensor:
+def pieces(model: LanguageModel, cell: Cell) -> Tensor:
     """Return the token ids (count, n) on which a cell runs."""
     ids = _token_ids(model, cell.text, _state(cell.text))
     # drawn for the text as a whole, and anew for each: what is cut from its beginning is nested
     generator = torch.Generator().manual_seed(zlib.crc32(cell.text.encode()))
     ids = control_tokens(ids, cell.control, vocab_size=model.vocab_size, generator=generator)
-    pieces = sequences(model, ids, cell.n, cell.count, start=cell.start)
-    return pieces[:, :1].expand_as(pieces) if cell.control == "repeated" else pieces
+    found = sequences(model, ids, cell.n, cell.count, start=cell.start)
+    return found[:, :1].expand_as(found) if cell.control == "repeated" else found
 
 
 @functools.lru_cache(maxsize=2)  # the cells of a sweep come model by model
@@ -468,32 +309,26 @@ def _state(name: str) -> str:
     return json.dumps([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
 
 
-def _path(folder: str | os.PathLike, cell: Cell) -> Path:
-    return Path(folder) / "cells" / f"{cell.key}.json"
-
-
-def _saved(folder: str | os.PathLike, cell: Cell) -> dict | None:
-    """Return what was saved of a cell, or None for no file or a damaged one."""
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(prog="python -m lab.sweep", description=__doc__)
+    add = parser.add_argument
+    add("--plan", required=True, metavar="FILE", help="a TOML file, as book/data/sweep.toml")
+    add("--folder", type=Path, required=True, help="keeps what is finished, and the table")
+    add("--export", type=Path, metavar="FILE", help="write a small copy, with how it was made")
+    add("--workers", type=int, default=1, help="processes (default: 1)")
+    options = parser.parse_args(argv)
     try:
-        return json.loads(_path(folder, cell).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return None
-
-
-@contextlib.contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """Yield a path whose file replaces that of ``path`` in one step, if no error is raised."""
-    temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        cells = read_plan(options.plan)
+        table = sweep(cells, options.folder, workers=options.workers)
+        if options.export:
+            what = f"--plan {options.plan} --folder {options.folder} --export {options.export}"
+            export(table, options.export, command=f"python -m lab.sweep {what}")
+    except (ValueError, OSError, RuntimeError) as error:
+        parser.error(str(error))
+    minutes = table.attrs["seconds"] / 60
+    print(f"{len(table)} rows from {len(cells)} cells, {minutes:.1f} minutes of one core")
 
 
 if __name__ == "__main__":
-    import sys
-
-    from lab.cli import main
-
-    sys.exit(main())
+    main()

@@ -1,4 +1,4 @@
-"""Where BERT, GPT-2 and Llama keep their attention layers, and what stands in front of them."""
+"""BERT, GPT-2 and Llama: their attention, read out of the weights, and the norm in front of it."""
 
 from __future__ import annotations
 
@@ -9,120 +9,57 @@ from lipcore.attention import Attention
 from lipcore.bounds.normalised import Normalisation
 from lipcore.models.modules import output_of, weights_of
 
-
-class _Layers:
-    """Paths of modules, for one layer; ``model`` is the library's backbone, without its head."""
-
-    title: str
-    model_class: str
-    attention_path: str
-    entry_path: str  # the first projection, whose input is what enters attention
-    exit_path: str  # the output projection, whose output is the attention before the residual
-    norm_path: str
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.config = model.config
-        self.heads = self.config.num_attention_heads
-
-    @classmethod
-    def covers(cls, config) -> bool:
-        """Return whether the layers of such a config can be read without running the model."""
-        return True
-
-    @property
-    def causal(self) -> bool:
-        return bool(getattr(self.config, "is_causal", True))
-
-    def at(self, path: str, layer: int) -> nn.Module:
-        return self.model.get_submodule(path.format(layer))
-
-    def entry(self, layer: int) -> nn.Module:
-        return self.at(self.entry_path, layer)
-
-    def attention(self, layer: int) -> Attention:
-        module = self.at(self.attention_path, layer)
-        key_heads = getattr(self.config, "num_key_value_heads", self.heads)
-        parts = next(weights_of(module, self.heads, key_heads))  # the order of all three
-        parts |= output_of(self.at(self.exit_path, layer))
-        return Attention(**parts, causal=self.causal, **self.options(module, layer))
-
-    def options(self, module: nn.Module, layer: int) -> dict:
-        return {}
-
-    def norm(self, layer: int) -> Normalisation:
-        module = self.at(self.norm_path, layer)
-        return Normalisation("layer", module.weight.detach(), module.bias.detach(), module.eps)
+#: What the architectures are called, by the type in their configs.
+TITLES = {"bert": "BERT", "gpt2": "GPT-2", "llama": "Llama"}
+_ROPES = ("default", "linear", "llama3", "yarn")  # whose frequencies are the same at every length
 
 
-class _Bert(_Layers):
-    """Post-norm: attention reads the output of the LayerNorm at the end of the layer below."""
-
-    title = "BERT"
-    model_class = "BertModel"
-    attention_path = "encoder.layer.{}.attention.self"
-    entry_path = "encoder.layer.{}.attention.self.query"
-    exit_path = "encoder.layer.{}.attention.output.dense"
-    norm_path = "encoder.layer.{}.output.LayerNorm"
-
-    @classmethod
-    def covers(cls, config) -> bool:
+def is_readable(config) -> bool:
+    """Return whether the layers of such a config can be read without running the model."""
+    if config.model_type == "bert":
         return getattr(config, "position_embedding_type", "absolute") == "absolute"
-
-    @property
-    def causal(self) -> bool:
-        return bool(self.config.is_decoder)
-
-    def norm(self, layer: int) -> Normalisation:
-        if layer:
-            return super().norm(layer - 1)
-        below = self.model.embeddings.LayerNorm
-        return Normalisation("layer", below.weight.detach(), below.bias.detach(), below.eps)
-
-
-class _GPT2(_Layers):
-    """Pre-norm and causal."""
-
-    title = "GPT-2"
-    model_class = "GPT2Model"
-    attention_path = "h.{}.attn"
-    entry_path = "h.{}.attn.c_attn"
-    exit_path = "h.{}.attn.c_proj"
-    norm_path = "h.{}.ln_1"
-
-    def options(self, module: nn.Module, layer: int) -> dict:
-        scale = module.head_dim**-0.5 if self.config.scale_attn_weights else 1.0
-        by_layer = self.config.scale_attn_by_inverse_layer_idx
-        return {"scale": scale / (layer + 1) if by_layer else scale}
-
-
-class _Llama(_Layers):
-    """Pre-norm (RMSNorm) and causal, with rotary positions and fewer key heads than query heads."""
-
-    title = "Llama"
-    model_class = "LlamaModel"
-    attention_path = "layers.{}.self_attn"
-    entry_path = "layers.{}.self_attn.q_proj"
-    exit_path = "layers.{}.self_attn.o_proj"
-    norm_path = "layers.{}.input_layernorm"
-
-    @classmethod
-    def covers(cls, config) -> bool:
+    if config.model_type == "llama":
         rope = config.rope_parameters or {}
-        kind = rope.get("rope_type", "default")
-        part = rope.get("partial_rotary_factor") or 1.0
-        return kind in ("default", "linear", "llama3", "yarn") and part == 1.0
+        turns_all = (rope.get("partial_rotary_factor") or 1.0) == 1.0
+        return turns_all and rope.get("rope_type", "default") in _ROPES
+    return config.model_type in TITLES
 
-    def options(self, module: nn.Module, layer: int) -> dict:
-        turn = self.model.rotary_emb
+
+def is_causal(config) -> bool:
+    """Return whether token i sees only the tokens j ≤ i."""
+    if config.model_type == "bert":
+        return bool(config.is_decoder)
+    return bool(getattr(config, "is_causal", True))
+
+
+def read_attention(model: nn.Module, module: nn.Module, layer: int) -> Attention:
+    """Return the attention of a layer, whose ``module`` this is, with its output projection."""
+    config = model.config
+    heads = config.num_attention_heads
+    key_heads = getattr(config, "num_key_value_heads", heads)
+    parts = next(weights_of(module, heads, key_heads))  # the order of all three
+    if config.model_type == "bert":  # where it belongs to another module
+        parts |= output_of(model.encoder.layer[layer].attention.output.dense)
+    if config.model_type == "gpt2":
+        scale = module.head_dim**-0.5 if config.scale_attn_weights else 1.0
+        parts["scale"] = scale / (layer + 1) if config.scale_attn_by_inverse_layer_idx else scale
+    if config.model_type == "llama":
+        turn = model.rotary_emb
+        parts["rotary"] = turn.inv_freq.detach().to(module.q_proj.weight)
         # yarn multiplies cosines and sines, of queries and keys alike
-        scale = module.head_dim**-0.5 * turn.attention_scaling**2
-        return {"scale": scale, "rotary": turn.inv_freq.detach().to(module.q_proj.weight)}
+        parts["scale"] = module.head_dim**-0.5 * turn.attention_scaling**2
+    return Attention(**parts, causal=is_causal(config))
 
-    def norm(self, layer: int) -> Normalisation:
-        module = self.at(self.norm_path, layer)
+
+def read_norm(model: nn.Module, layer: int) -> Normalisation:
+    """Return the normalisation whose output enters the attention of a layer."""
+    if model.config.model_type == "llama":
+        module = model.layers[layer].input_layernorm
         gain = module.weight.detach()
         return Normalisation("rms", gain, torch.zeros_like(gain), module.variance_epsilon)
-
-
-ARCHITECTURES: dict[str, type[_Layers]] = {"bert": _Bert, "gpt2": _GPT2, "llama": _Llama}
+    if model.config.model_type == "gpt2":
+        module = model.h[layer].ln_1
+    else:  # BERT normalises at the end of each layer
+        below = model.encoder.layer[layer - 1].output if layer else model.embeddings
+        module = below.LayerNorm
+    return Normalisation("layer", module.weight.detach(), module.bias.detach(), module.eps)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import wave
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from lab.models.loaded import LoadedModel, library
 from lab.models.sources import DATA, fetch
-from lipcore._checks import check_count
+from lipcore._checks import check_count, require
 
 #: The side of a patch of the vision transformer, in pixels.
 PATCH = 14
@@ -24,55 +25,32 @@ def photographs() -> dict[str, Tensor]:
     """Return ten photographs by name, each (3, height, width) with values from 0 to 1.
 
     They are fetched on first use (:func:`lab.models.fetch`), and are in the public domain.
-
-    Raises
-    ------
-    ConnectionError
-        If they are not on this computer, and cannot be fetched.
-    ImportError
-        If Pillow is not installed.
     """
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise ImportError("photographs need Pillow: pip install pillow") from error
+    from PIL import Image
+
     folder = fetch("photos")
     found = {}
     for file in DATA["photos"].files:
         with Image.open(folder / file) as image:
-            size = (image.height, image.width, 3)
-            raw = torch.frombuffer(bytearray(image.convert("RGB").tobytes()), dtype=torch.uint8)
-        found[file.partition(".")[0]] = raw.reshape(size).permute(2, 0, 1) / 255
+            pixels = torch.from_numpy(np.array(image.convert("RGB")))
+        found[file.partition(".")[0]] = pixels.permute(2, 0, 1) / 255
     return found
 
 
 def patches(image: Tensor, side: int) -> Tensor:
     """Return an image's central square of side × side patches, as the vision transformer takes it.
 
-    Parameters
-    ----------
-    image : Tensor, shape (3, height, width)
-        With values from 0 to 1.
-    side : int
-        Number of patches along each side; with the class token, the model has side² + 1 tokens.
-
-    Returns
-    -------
-    Tensor, shape (3, 14 side, 14 side)
-        The normalised image; pass a batch of them as ``pixel_values``.
-
-    Raises
-    ------
-    ValueError
-        If the image has another shape, or side is not positive.
+    The image has shape (3, height, width) and values from 0 to 1. What comes out is normalised and
+    (3, 14 side, 14 side); pass a batch of them as ``pixel_values``. With the class token, the model
+    has side² + 1 tokens.
 
     Examples
     --------
     >>> patches(torch.rand(3, 40, 60), 2).shape
     torch.Size([3, 28, 28])
     """
-    if image.ndim != 3 or image.shape[0] != 3:
-        raise ValueError(f"image: expected shape (3, height, width), got {tuple(image.shape)}")
+    is_image = image.ndim == 3 and len(image) == 3
+    require(is_image, "image", "shape (3, height, width)", tuple(image.shape))
     pixels = PATCH * check_count("side", side)
     _, height, width = image.shape
     edge = min(height, width)
@@ -90,11 +68,6 @@ def speech() -> Tensor:
     """Return thirty seconds of a conversation, 16,000 samples a second, with values from −1 to 1.
 
     The recording is fetched on first use (:func:`lab.models.fetch`).
-
-    Raises
-    ------
-    ConnectionError
-        If it is not on this computer, and cannot be fetched.
     """
     with wave.open(str(fetch("speech") / "sample.wav")) as file:
         content = bytearray(file.readframes(file.getnframes()))
@@ -102,16 +75,9 @@ def speech() -> Tensor:
 
 
 def spectrogram(sound: Tensor) -> Tensor:
-    """Return Whisper's input for a sound of at most thirty seconds: 80 bands, 100 columns a second.
+    """Return Whisper's input (80, 3000) for a sound: 80 bands, 100 columns a second.
 
-    Parameters
-    ----------
-    sound : Tensor, shape (samples,)
-        The sound at 16,000 samples a second; silence fills up the thirty seconds.
-
-    Returns
-    -------
-    Tensor, shape (80, 3000)
+    The sound has 16,000 samples a second; silence fills up the thirty seconds.
     """
     extract = library().WhisperFeatureExtractor()
     found = extract(sound.numpy(), sampling_rate=_RATE, return_tensors="pt")
@@ -121,26 +87,11 @@ def spectrogram(sound: Tensor) -> Tensor:
 def shortened(model: LoadedModel, n: int) -> LoadedModel:
     """Return Whisper's encoder with its first n positions only: it takes 2 n columns, not 3,000.
 
-    Parameters
-    ----------
-    model : LoadedModel
-        The result of ``load("whisper")``, which does not change.
-    n : int
-        From 1 to 1,500.
-
-    Returns
-    -------
-    LoadedModel
-        A model that shares the weights.
-
-    Raises
-    ------
-    ValueError
-        If n is more than the model has positions.
+    The model that comes out shares the weights of ``model``, which does not change.
     """
     positions = model.model.embed_positions.weight
-    if check_count("n", n) > len(positions):
-        raise ValueError(f"n: expected at most {len(positions)} positions, got {n}")
+    fits = check_count("n", n) <= len(positions)
+    require(fits, "n", f"at most {len(positions)} positions", n)
     memo = {id(x): x for x in model.model.parameters()}  # the weights are shared, not copied
     encoder = copy.deepcopy(model.model, memo)
     encoder.embed_positions = nn.Embedding.from_pretrained(positions[:n])

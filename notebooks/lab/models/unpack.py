@@ -6,9 +6,7 @@ The copy is an ordinary checkpoint in float32, which :func:`lab.models.load` rea
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
-import os
 import struct
 import tempfile
 from pathlib import Path
@@ -17,48 +15,27 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from lab.models.loaded import library, quiet
-from lab.models.sources import ModelSource, cache_dir, fetch, sha256_of
-
-_FILES = ("config.json", "model.safetensors", "model.sha256")
+from lab.models.loaded import library
+from lab.models.sources import ModelSource, cache_dir, fetch
+from lipcore._checks import require
 
 
 def unpacked(source: ModelSource) -> Path:
-    """Return the folder of a source's checkpoint, or of its copy in float32 for another format.
-
-    The copy carries its own SHA-256, and is made again if that differs.
-    """
+    """Return the folder of a source's checkpoint, or of its copy in float32 for another format."""
     folder = fetch(source.name)
     write = _WRITERS.get(source.weights.rpartition(".")[2])
     if write is None:
         return folder
     plain = cache_dir() / f"{source.name}-float32"
-    if _is_intact(plain):
+    if plain.is_dir():
         return plain
-    transformers = library()
-    with tempfile.TemporaryDirectory(prefix=".partial-", dir=cache_dir()) as staging:
-        # its progress bar heeds no setting, hence the redirection
-        with quiet(transformers), contextlib.redirect_stderr(io.StringIO()):
-            write(transformers, folder / source.weights, source, Path(staging))
-        digest = sha256_of(Path(staging) / "model.safetensors")
-        (Path(staging) / "model.sha256").write_text(digest, encoding="utf-8")
-        plain.mkdir(exist_ok=True)
-        for file in Path(staging).iterdir():  # whole files, also if two processes do it at once
-            os.replace(file, plain / file.name)
+    with tempfile.TemporaryDirectory(prefix=".partial-", dir=cache_dir()) as scratch:
+        staging = Path(scratch) / "copy"
+        with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that heeds no setting
+            write(folder / source.weights, source, staging)
+        with contextlib.suppress(OSError):  # another process was faster
+            staging.rename(plain)
     return plain
-
-
-def _is_intact(folder: Path) -> bool:
-    if not all((folder / file).is_file() for file in _FILES):
-        return False
-    digest = (folder / "model.sha256").read_text(encoding="utf-8")
-    return sha256_of(folder / "model.safetensors") == digest
-
-
-def _need(source: ModelSource, *packages: str) -> None:
-    for package in packages:
-        if importlib.util.find_spec(package) is None:
-            raise ImportError(f"{source.name} needs {package}: pip install 'lipcore[book]'")
 
 
 def _save(weights: dict[str, Tensor], config, target: Path) -> None:
@@ -68,9 +45,9 @@ def _save(weights: dict[str, Tensor], config, target: Path) -> None:
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
 
 
-def _write_gguf(transformers, file: Path, source: ModelSource, target: Path) -> None:
+def _write_gguf(file: Path, source: ModelSource, target: Path) -> None:
     """Write a language model in four bits as a checkpoint, with its tokenizer."""
-    _need(source, "gguf", "accelerate")
+    transformers = library()
     options = {"gguf_file": file.name, "local_files_only": True}
     model = transformers.AutoModel.from_pretrained(file.parent, dtype=torch.float32, **options)
     del model.config.quantization_config  # it is plain float32 from here on
@@ -79,10 +56,9 @@ def _write_gguf(transformers, file: Path, source: ModelSource, target: Path) -> 
     tokenizer.backend_tokenizer.save(str(target / "tokenizer.json"))
 
 
-def _write_onnx(transformers, file: Path, source: ModelSource, target: Path) -> None:
+def _write_onnx(file: Path, source: ModelSource, target: Path) -> None:
     """Write the backbone of a vision transformer, without what follows its features."""
-    _need(source, "onnx")
-    config = transformers.Dinov2Config(
+    config = library().Dinov2Config(
         hidden_size=source.d,
         num_hidden_layers=source.layers,
         num_attention_heads=source.heads,
@@ -119,12 +95,12 @@ def _dinov2_weights(file: Path) -> dict[str, Tensor]:
     return weights | {"embeddings.position_embeddings": torch.cat(positions, dim=1)}
 
 
-def _write_ctranslate2(transformers, file: Path, source: ModelSource, target: Path) -> None:
+def _write_ctranslate2(file: Path, source: ModelSource, target: Path) -> None:
     """Write the encoder of a Whisper model, without its decoder."""
     with file.open("rb") as stream:
         found = read_ctranslate2(stream)
     weights = _whisper_weights(found, source.layers)
-    config = transformers.WhisperConfig(
+    config = library().WhisperConfig(
         d_model=source.d,
         encoder_layers=source.layers,
         encoder_attention_heads=source.heads,
@@ -173,37 +149,18 @@ _TYPES = (torch.float32, torch.int8, torch.int16, torch.int32, torch.float16, to
 
 
 def read_ctranslate2(stream: BinaryIO) -> dict[str, Tensor]:
-    r"""Return the variables of a model in the binary format of CTranslate2, version 6.
+    """Return the variables of a model in the binary format of CTranslate2, version 6.
 
     All numbers are little-endian. The file begins with the version (4 bytes), the name and the
     revision (4) of the specification, and the number of variables (4). A variable is its name, its
     rank (1), its dimensions (4 each), its type (1, see the table above), the number of its bytes
     (4), and these. A name is its length (2), and its bytes with a zero at the end. Aliases, which
     follow, are left out.
-
-    Parameters
-    ----------
-    stream : binary file
-
-    Returns
-    -------
-    dict of str to Tensor
-
-    Raises
-    ------
-    ValueError
-        For another version, or a file that ends too early.
-
-    Examples
-    --------
-    >>> head = struct.pack("<IH5sII", 6, 5, b"Spec\0", 1, 1)
-    >>> body = struct.pack("<H2sBIBI2f", 2, b"w\0", 1, 2, 0, 8, 1.0, 2.0)
-    >>> read_ctranslate2(io.BytesIO(head + body))
-    {'w': tensor([1., 2.])}
     """
-    if (version := _number(stream, "I")) != 6:
-        raise ValueError(f"stream: expected version 6 of CTranslate2's format, got {version}")
-    _name(stream), _number(stream, "I")
+    version = _number(stream, "I")
+    require(version == 6, "stream", "version 6 of CTranslate2's format", version)
+    _name(stream)
+    _number(stream, "I")
     found = {}
     for _ in range(_number(stream, "I")):
         name = _name(stream)
@@ -216,8 +173,7 @@ def read_ctranslate2(stream: BinaryIO) -> dict[str, Tensor]:
 
 def _bytes(stream: BinaryIO, size: int) -> bytes:
     content = stream.read(size)
-    if len(content) < size:
-        raise ValueError("stream: expected a whole file of CTranslate2, it ends too early")
+    require(len(content) == size, "stream", "a whole file of CTranslate2", "one that ends early")
     return content
 
 
