@@ -11,7 +11,7 @@ pytest.importorskip("transformers", reason="needs lipcore[book]")
 
 from benchmarks.cases import LENGTHS
 from lab.data import stored_file
-from lab.stops import POWER, count
+from lab.distil import POWER, count
 
 
 @pytest.fixture(scope="module")

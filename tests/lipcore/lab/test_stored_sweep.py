@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import platform
 import random
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +17,7 @@ from lab import sweep as sweeps
 from lab.models.texts import load_text
 from lab.sweep import Cell, measure, read_plan, stored
 from lipcore import local_lipschitz
+from lipcore.models.measure import versions
 
 DATA = Path(__file__).resolve().parents[3] / "book" / "data"
 NAMES = ("sweep", "texts")
@@ -103,10 +102,9 @@ def is_the_same(name, text):
 def test_texts_are_those_of_the_table(name, text):
     """Python words its manual anew in each version, and packages may change their licences."""
     made_with = table_of(name).attrs["versions"]
-    here = {"python": platform.python_version(), "transformers": version("transformers")}
-    source = {"pydoc": "python", "code": "python", "licences": "transformers"}.get(text)
-    changed = source is not None and here[source] != made_with[source]
-    if not is_the_same(name, text) and changed:
+    here = versions()
+    source = {"licences": "transformers", "bible": None}.get(text, "python")
+    if source and here[source] != made_with[source] and not is_the_same(name, text):
         pytest.skip(f"{source} {here[source]} words it in another way than {made_with[source]}")
     assert is_the_same(name, text)
 
@@ -125,36 +123,22 @@ def kind(name, cell):
 KINDS = {kind(name, cell): name for name in NAMES for cell in PLANS[name]}
 
 
-def drawn(kind_name):
-    """A cell of each length, drawn from the length among those of the kind, and its first row."""
+@pytest.mark.parametrize("kind_name", KINDS)
+def test_sequences_measured_again_agree(kind_name):
+    """Of up to four lengths, one sequence each; the longest that are quick among them."""
     name = KINDS[kind_name]
-    plan = PLANS[name]
-    cells = [cell for cell in plan if kind(name, cell) == kind_name]
+    plan, table = PLANS[name], table_of(name)
+    starts = dict(zip(plan, table.index[table.sequence == 0], strict=True))
+    cells = [cell for cell in plan if kind(name, cell) == kind_name and cell.n <= 512]
     cells = [cell for cell in cells if is_the_same(name, cell.text)]
     if not cells:
         pytest.skip("another version of Python words the text in another way")
-    table = table_of(name)
-    starts = dict(zip(plan, table.index[table.sequence == 0], strict=True))
-    cells = [cell for cell in cells if cell.n < 512 or cell.layer <= 3]  # the model runs up to it
-    for n in sorted({cell.n for cell in cells}):
-        draw = random.Random(f"{kind_name} {n}")
+    draw = random.Random(kind_name)
+    lengths = sorted({cell.n for cell in cells})
+    for n in {*draw.sample(lengths[:-1], min(3, len(lengths) - 1)), lengths[-1]}:
         cell = draw.choice([cell for cell in cells if cell.n == n])
-        yield cell, starts[cell], draw
-
-
-def is_long(cell):
-    """Whether it takes too long to measure in full."""
-    return cell.n >= 2048 and cell.head is None
-
-
-@pytest.mark.parametrize("kind_name", KINDS)
-def test_a_sequence_of_every_length_measured_again_agrees(kind_name):
-    table = table_of(KINDS[kind_name])
-    for cell, start, draw in drawn(kind_name):
-        if is_long(cell):
-            continue
         sequence = draw.randrange(cell.count)
-        row = table.loc[start + sequence]
+        row = table.loc[starts[cell] + sequence]
         (again,) = measure(replace(cell, count=1, start=cell.start + sequence * cell.n))
         for column in ("sigma", "released", "radius_rms", "radius_max", "local"):
             if column in row:
@@ -163,14 +147,11 @@ def test_a_sequence_of_every_length_measured_again_agrees(kind_name):
         assert row["upper"] >= again["lower"], cell
 
 
-@pytest.mark.slow
-def test_long_texts_lie_in_the_bracket_of_a_few_products():
-    lengths = set()
-    for cell, start, _ in drawn("texts, smollm2"):
-        if is_long(cell):
-            lengths.add(cell.n)
-            found = local_lipschitz(*sweeps._inputs(cell), tol=0.03)
-            row = table_of("texts").loc[start]
-            assert 0.999 * found.lower <= row["sigma"] <= found.upper, cell
-            assert found.upper < 1.2 * found.lower
-    assert lengths == {2048, 4096}
+@pytest.mark.parametrize("layer", (1, 3))
+def test_a_long_text_lies_in_the_bracket_of_a_few_products(layer):
+    cell = next(c for c in PLANS["texts"] if (c.layer, c.n, c.head) == (layer, 2048, None))
+    found = local_lipschitz(*sweeps.inputs(cell), tol=0.03)
+    table = table_of("texts")
+    row = table[table[["layer", "n", "text"]].eq([layer, 2048, cell.text]).all(axis=1)]
+    (sigma,) = row.sigma[row["head"].isna()]
+    assert 0.999 * found.lower <= sigma <= found.upper < 1.2 * found.lower

