@@ -56,11 +56,6 @@ class TestLoadText:
         assert text.lower().count("license") > 100 > 20 > manual.lower().count("license")
         assert not re.search(r"^\s*(#|//|\*)", text, re.MULTILINE)
 
-    def test_licences_of_a_package_that_is_not_installed(self, monkeypatch):
-        monkeypatch.setattr("lab.models.texts._LICENCES", (("no-such-package", "LICENSE"),))
-        with pytest.raises(ImportError, match="no-such-package"):
-            load_text("licences")
-
     def test_code_is_python(self):
         text = load_text("code")
         ast.parse(text)
