@@ -96,37 +96,11 @@ def _made(record: dict) -> dict:
     }
 
 
-def traces(n: int) -> Tensor:
-    """Return Rayleigh quotients of power iteration, one row a step, until every rule stopped."""
-    attention, X = minilm(n)
-    J, true = attention.jacobian(X), converged(n).square()
-    start = torch.randn(X.shape[1:], generator=torch.Generator().manual_seed(0))
-    u = start.expand_as(X)
-    found: list[Tensor] = []
-    running = torch.ones(len(POWER), len(X), dtype=torch.bool)
-    while running.any():
-        u = u / u.flatten(1).norm(dim=1)[:, None, None]
-        push = J.rmatvec(J.matvec(u))
-        now = (u * push).flatten(1).sum(1).double()
-        before = found[-1] if found else torch.zeros_like(now)
-        found.append(now)
-        for row, (stop, most) in zip(running, POWER.values(), strict=True):
-            row &= ~stop(now, before, true) & (len(found) < most)
-        u = push
-    return torch.stack(found)
-
-
 def count(n: int) -> list[dict]:
     """Return one record a rule: mean number of pairs, and largest relative error of σ."""
     attention, X = minilm(n)
-    quotients, exact = traces(n), converged(n)
-    before = torch.cat([torch.zeros_like(quotients[:1]), quotients[:-1]])
-    found = {}
-    for rule, (stop, most) in POWER.items():
-        stopped = stop(quotients, before, exact.square())
-        stopped[most - 1 :] = True
-        steps = stopped.int().argmax(0)  # the first
-        found[f"power iteration, {rule}"] = steps + 1, quotients.gather(0, steps[None])[0].sqrt()
+    exact = converged(n)
+    found = {f"power iteration, {rule}": found for rule, found in _stops(n).items()}
     for rule, options in {"lipcore": {}, "lipcore, no certificate": {"probability": None}}.items():
         certified = lipcore.local_lipschitz(attention, X, **options)
         found[rule] = certified.iterations, certified.value
@@ -135,6 +109,27 @@ def count(n: int) -> list[dict]:
         | {"error": relative_error(values, exact)}
         for rule, (pairs, values) in found.items()
     ]
+
+
+def _stops(n: int) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return the number of pairs and σ where each rule stops power iteration, by sequence."""
+    attention, X = minilm(n)
+    J, true = attention.jacobian(X), converged(n).square()
+    u = torch.randn(X.shape[1:], generator=torch.Generator().manual_seed(0)).expand_as(X)
+    now = torch.zeros_like(true)
+    found = {rule: (torch.zeros_like(true), torch.zeros_like(true)) for rule in POWER}
+    step = 0
+    while any(bool((pairs == 0).any()) for pairs, _ in found.values()):
+        step += 1
+        u = u / u.flatten(1).norm(dim=1)[:, None, None]
+        push = J.rmatvec(J.matvec(u))
+        before, now = now, (u * push).flatten(1).sum(1).double()
+        u = push
+        for (stop, most), (pairs, values) in zip(POWER.values(), found.values(), strict=True):
+            ends = (pairs == 0) & (stop(now, before, true) | (step == most))
+            pairs[ends] = step
+            values[ends] = now[ends].sqrt()
+    return found
 
 
 if __name__ == "__main__":

@@ -203,9 +203,7 @@ def _layers(model: LoadedModel, inputs: dict[str, Tensor]) -> list[Attention]:
     return attentions(shortened(model, 4), **{name: signal[:1, :, :8]})
 
 
-@functools.cache  # loading takes longer than a small cell
-def _model(name: str) -> LoadedModel:
-    return models.load(name)
+_model = functools.cache(models.load)  # loading takes longer than a small cell
 
 
 def _shown(cell: Cell) -> tuple[LoadedModel, dict[str, Tensor]]:

@@ -42,8 +42,6 @@ from lipcore._checks import check_count, require
 from lipcore.attention import Attention
 from lipcore.models.measure import versions
 
-_DTYPES = {"float32": torch.float32, "float64": torch.float64}
-
 
 @dataclass(frozen=True)
 class Cell:
@@ -288,7 +286,7 @@ def pieces(model: LanguageModel, cell: Cell) -> Tensor:
 
 @functools.lru_cache(maxsize=2)  # the cells of a sweep come model by model
 def _model(name: str, decoder: bool, dtype: str, permuted: bool, state: str) -> LanguageModel:
-    model = models.load(name, decoder=decoder, dtype=_DTYPES[dtype])
+    model = models.load(name, decoder=decoder, dtype=getattr(torch, dtype))
     if permuted:
         permute_scores(model, generator=torch.Generator().manual_seed(0))
     # the same to rounding, in a third of the time at 4,096 tokens

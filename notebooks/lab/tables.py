@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 import pandas as pd
 from pandas.io.formats.style import Styler
 
-__all__ = ["typeset"]
-
 
 def typeset(rows: Iterable[Mapping[str, str]], *, words: Sequence[str] = ()) -> Styler:
     """Return a table to show: columns of words to the left, columns of numbers to the right."""

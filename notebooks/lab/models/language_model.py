@@ -137,21 +137,14 @@ def load(
         folder = None
         model = _draw(source.architecture, decoder)
     else:
-        folder = unpacked(source) if source else _checkpoint_folder(name)
+        folder = unpacked(source) if source else Path(name).expanduser()
+        if not folder.is_dir():
+            find_source(str(name))  # raises, and lists the names
         model = _read(folder, decoder)
     kind = LanguageModel if is_readable(model.config) else LoadedModel
     title = source.name if source else folder.name
     sha256 = source.sha256 if source else ""
     return kind(model.to(dtype), name=title, folder=folder, sha256=sha256)
-
-
-def _checkpoint_folder(name: str | os.PathLike) -> Path:
-    folder = Path(name).expanduser()
-    if not folder.is_dir():
-        find_source(str(name))  # raises, and lists the names
-    has_config = (folder / "config.json").is_file()
-    require(has_config, "name", "a folder with a config.json", f"{folder}, which has none")
-    return folder
 
 
 def _options(config, decoder: bool) -> dict:

@@ -16,8 +16,6 @@ _ROPES = ("default", "linear", "llama3", "yarn")  # whose frequencies are the sa
 
 def is_readable(config) -> bool:
     """Return whether the layers of such a config can be read without running the model."""
-    if config.model_type == "bert":
-        return getattr(config, "position_embedding_type", "absolute") == "absolute"
     if config.model_type == "llama":
         rope = config.rope_parameters or {}
         turns_all = (rope.get("partial_rotary_factor") or 1.0) == 1.0

@@ -53,10 +53,7 @@ def load_text(name: str | os.PathLike) -> str:
     path = Path(name).expanduser()
     known = f"one of {', '.join(_READERS)}, or a text file"
     require(path.is_file(), "text", known, repr(str(name)))
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"text: expected a file in UTF-8, {path} is not: {error}") from error
+    text = path.read_text(encoding="utf-8")
     require(text.strip(), "text", "a file with some text", f"{path}, which is empty")
     return _join_paragraphs(text)
 
@@ -137,14 +134,9 @@ def _licences() -> str:
 
 
 def _licence(package: str, file: str) -> str:
-    try:
-        files = metadata.files(package) or []
-    except metadata.PackageNotFoundError:
-        files = []
-    for path in files:
-        if path.name == file and ".dist-info" in path.parts[0]:
-            return path.locate().read_text(encoding="utf-8")
-    raise ImportError(f"text 'licences' needs {file} of {package}: pip install {package}")
+    places = metadata.files(package) or []
+    place = next(x for x in places if x.name == file and ".dist-info" in x.parts[0])
+    return place.locate().read_text(encoding="utf-8")
 
 
 def _code() -> str:
