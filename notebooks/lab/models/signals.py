@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-import wave
 
 import numpy as np
 import torch
+from scipy.io import wavfile
 from torch import Tensor, nn
 
 from lab.models.loaded import LoadedModel, library
@@ -69,9 +69,8 @@ def speech() -> Tensor:
 
     The recording is fetched on first use (:func:`lab.models.fetch`).
     """
-    with wave.open(str(fetch("speech") / "sample.wav")) as file:
-        content = bytearray(file.readframes(file.getnframes()))
-    return torch.frombuffer(content, dtype=torch.int16) / 2**15
+    _, samples = wavfile.read(fetch("speech") / "sample.wav")
+    return torch.from_numpy(samples) / 2**15
 
 
 def spectrogram(sound: Tensor) -> Tensor:

