@@ -185,7 +185,7 @@ def _keep(folder, measure, cell) -> str | None:
     try:
         kept(_path(folder, cell), lambda: _timed(cell, measure))
     except Exception as error:
-        return f"{cell}: {error or type(error).__name__}"
+        return f"{cell}: {error!r}"
     return None
 
 
