@@ -114,7 +114,7 @@ def test_products_stay_on_their_device(case, kind, monkeypatch):
     )  # looks at numbers, of which there are none
     monkeypatch.setattr(type(case.attention), "check_input", lambda self, X: X)
     monkeypatch.setattr("lipcore.attention.check_layer", lambda attention: None)
-    monkeypatch.setattr("lipcore.attention.check_same_kind", lambda *args, **kwargs: None)
+    monkeypatch.setattr("lipcore._checks.check_same_kind", lambda *args, **kwargs: None)
     attention = type(case.attention)(
         **{k: x.to("meta") if isinstance(x, torch.Tensor) else x for k, x in case.kwargs.items()}
     )
