@@ -1,0 +1,37 @@
+"""The one way to resume: every finished part of a long measurement is a small JSON file.
+
+A command that takes minutes wraps each part, ``kept(folder / "name.json", lambda: measure(...))``:
+a part that is there is read, any other is measured and written. Parts are made in any order and by
+several processes at once; who stored the whole may remove the folder. Numbers that go into
+``book/data`` are rounded by :func:`short`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+
+def kept(path: Path, make: Callable[[], object]) -> object:
+    """Return what the JSON file holds; if it is missing or damaged, make that and write it."""
+    try:
+        return json.loads(path.read_text(encoding="utf8"))
+    except (FileNotFoundError, ValueError):
+        found = make()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
+    temporary.write_text(json.dumps(found), encoding="utf8")
+    os.replace(temporary, path)  # whole or not at all, whatever interrupts
+    return found
+
+
+def short(value, digits: int = 6):
+    """Round every float of lists and dictionaries to this many significant digits."""
+    if isinstance(value, dict):
+        return {key: short(part, digits) for key, part in value.items()}
+    if isinstance(value, list):
+        return [short(part, digits) for part in value]
+    return float(f"{value:.{digits}g}") if isinstance(value, float) else value
