@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
-from lab.attack.outcome import Outcome
-from lab.attack.problems import Problem, generator_of, make_problem
+from lab.attack.problems import Outcome, Problem, generator_of, integer, make_problem, normal
 from lab.attack.truth import dense_jacobian, frobenius_norm
 from lipcore import bounds
 from lipcore.adversarial import score_gap_inputs
@@ -29,52 +28,47 @@ def weighted_setting(seed: int, index: int) -> Iterator[Outcome]:
     problem = make_problem(generator)
     while not 0 < problem.size <= LARGEST_A:
         problem = make_problem(generator)
+    A, radius = problem.A, problem.radius
     start = _starts(problem, generator)
     length = start["c"].norm(dim=-1)[0, 0].item()  # kept during the ascent
-    a = problem.size + length * problem.radius
-    where = (
-        f"weights, A {problem.shape}, d={len(problem.A)}, a={problem.size:.3g}, |c|={length:.3g}"
-    )
+    a = problem.size + length * radius
+    where = f"weights, A {problem.shape}, d={len(A)}, a={problem.size:.3g}, |c|={length:.3g}"
     outcome = partial(Outcome, source="book", where=where, large_a=a >= 1)
-    size = {"radius": problem.radius, "norm_a": a / problem.radius**2, "norm_v": 1.0, "log": True}
-    constant, best = _climb(partial(_log_constant, problem), problem, start)
+    size = {"radius": radius, "norm_a": a / radius**2, "norm_v": 1.0, "log": True}
+    constant, best = _climb(partial(_log_constant, A), radius, start)
     for name in ("unified_upper", "unified_upper_sharp"):
         ratio = math.exp(constant - getattr(bounds, name)(**size))
         yield outcome(f"{name} (bias)", ratio=ratio, tries=STARTS * (STEPS + 1))
-    A = problem.A
     one = torch.eye(len(A), dtype=A.dtype)
     head = Attention(A[None], one[None], best["V"][None], best["c"], scale=1.0)
-    least = bounds.best_upper(attention=head, radius=problem.radius, log=True)
+    least = bounds.best_upper(attention=head, radius=radius, log=True)
     yield outcome("best_upper (bias)", ratio=math.exp(constant - least), tries=1)
-    columns, best = _climb(partial(_log_column, problem), problem, start)
-    gap = bounds.score_gap_upper(problem.radius * A, best["c"][0]) * problem.radius
+    columns, best = _climb(partial(_log_column, A), radius, start)
+    gap = bounds.score_gap_upper(radius * A, best["c"][0]) * radius
     yield outcome("score_gap_upper (columns)", ratio=math.exp(columns - gap), tries=1)
 
 
-def _starts(problem: Problem, generator: torch.Generator) -> dict[str, Tensor]:
+def _starts(problem: Problem, generator: Generator) -> dict[str, Tensor]:
     """Return random tokens, masses, V and biases of one length, with the worst pair on half."""
-    A = problem.A
+    A, radius = problem.A, problem.radius
     d = len(A)
-    n = int(torch.randint(2, 5, (), generator=generator))
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(STARTS, *shape, generator=generator, dtype=A.dtype)
-
-    X = problem.radius * draw(n, d)
-    pair = score_gap_inputs(A, 2, problem.radius)
+    n = integer(2, 4, generator)
+    X = radius * normal(generator, STARTS, n, d)
+    pair = score_gap_inputs(A, 2, radius)
     X[::2, 0] = pair[0]
     X[::2, 1:] = pair[1] + 0.1 * (X[::2, 1:] - pair[1])
-    log_masses = draw(n)
+    log_masses = normal(generator, STARTS, n)
     log_masses[:, 0] -= 2 * problem.size * torch.rand(STARTS, generator=generator).double()
     share = torch.rand((), generator=generator).item()
-    length = problem.norm_a * problem.radius * max(0.0, 1.5 * share - 0.5)
-    c = draw(1, d)
+    length = problem.norm_a * radius * max(0.0, 1.5 * share - 0.5)
+    c = normal(generator, STARTS, 1, d)
     c = length * c / c.norm(dim=-1, keepdim=True)
-    return {"X": X, "y": X[:, :1].clone(), "log_masses": log_masses, "V": draw(d, d), "c": c}
+    V = normal(generator, STARTS, d, d)
+    return {"X": X, "y": X[:, :1].clone(), "log_masses": log_masses, "V": V, "c": c}
 
 
 def _climb(
-    value: Callable[[dict[str, Tensor]], Tensor], problem: Problem, start: dict[str, Tensor]
+    value: Callable[[dict[str, Tensor]], Tensor], radius: float, start: dict[str, Tensor]
 ) -> tuple[float, dict[str, Tensor]]:
     """Return the largest value met, and the member that has it."""
     length = start["c"].norm(dim=-1, keepdim=True)
@@ -83,7 +77,7 @@ def _climb(
     top = -math.inf
     best: dict[str, Tensor] = {}
     for _ in range(STEPS + 1):
-        inside = _inside(free, problem.radius, length)
+        inside = _inside(free, radius, length)
         values = value(inside)
         member = int(values.argmax())
         if values[member].item() > top:
@@ -111,15 +105,16 @@ def _inside(free: dict[str, Tensor], radius: float, length: Tensor) -> dict[str,
     }
 
 
-def _log_constant(problem: Problem, at: dict[str, Tensor]) -> Tensor:
+def _log_constant(A: Tensor, at: dict[str, Tensor]) -> Tensor:
     """Return the logarithm of the local constant in L²(μ)."""
-    J = dense_jacobian(problem.A, at["V"], at["X"], at["log_masses"], offset=at["c"])
-    return frobenius_norm(J).log()
+    return frobenius_norm(
+        dense_jacobian(A, at["V"], at["X"], at["log_masses"], offset=at["c"])
+    ).log()
 
 
-def _log_column(problem: Problem, at: dict[str, Tensor]) -> Tensor:
+def _log_column(A: Tensor, at: dict[str, Tensor]) -> Tensor:
     """Return log S(y), how much attention a key at y collects (:prf:ref:`lem-columns`)."""
-    images = at["X"] @ problem.A.mT + at["c"]
+    images = at["X"] @ A.mT + at["c"]
     rows = (images @ at["X"].mT + at["log_masses"][:, None]).logsumexp(-1)
     scores = (images @ at["y"].mT)[..., 0]
     return (at["log_masses"] + scores - rows).logsumexp(-1)
