@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Generator, Tensor
@@ -89,20 +90,22 @@ def ball_setting(seed: int, index: int) -> Iterator[Outcome]:
     start = f(X)
     J = f.jacobian(X).dense().unflatten(0, start.shape).unflatten(-1, X.shape)
 
-    def change(Y: Tensor) -> Tensor:
-        return (f(Y) - start).flatten(1).norm(dim=1)
-
-    def error(Y: Tensor) -> Tensor:
-        tangent = torch.einsum("ipjs,kjs->kip", J, Y - X)
-        return (f(Y) - start - tangent).flatten(1).norm(dim=1)
-
+    moves = {
+        "change_upper": lambda Y: f(Y) - start,
+        "tangent_error_upper": lambda Y: f(Y) - start - torch.einsum("ipjs,kjs->kip", J, Y - X),
+    }
     # smaller changes are lost in the rounding of values
     rounding = 1e-13 * problem.norm_v * (problem.radius + radius)
     for norm in ("frobenius", "token"):
         where = f"{problem.describe()}, radius {radius / problem.radius:.2g} R, {norm}"
-        for name, moved in {"change_upper": change, "tangent_error_upper": error}.items():
-            best, _ = climb(moved, X, radius, norm=norm, generator=generator)
+        for name, move in moves.items():
+            size = partial(_size, move)
+            best, _ = climb(size, X, radius, norm=norm, generator=generator)
             bound = getattr(bounds, name)(f, X, radius, norm=norm)
             ratio = largest_ratio(best.max() - rounding, bound)
             tries = len(best) * (STEPS + 1)
             yield Outcome(f"{name} ({norm})", "book", ratio, tries, where, problem.size >= 1)
+
+
+def _size(move: Callable[[Tensor], Tensor], Y: Tensor) -> Tensor:
+    return move(Y).flatten(1).norm(dim=1)
