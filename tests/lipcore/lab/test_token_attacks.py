@@ -181,7 +181,10 @@ def test_a_round_of_random_search_finds_the_best_of_all_exchanges(model):
 
 def test_random_sequences_are_uniform_and_the_best_is_returned(model):
     tokens = torch.arange(30, 34)
-    options = {"allowed": some_tokens(*range(30, 34)), "generator": torch.Generator().manual_seed(0)}
+    options = {
+        "allowed": some_tokens(*range(30, 34)),
+        "generator": torch.Generator().manual_seed(0),
+    }
     found = random_sequences(model, 1, 5, evaluations=20, batch=8, **options)
     drawn = torch.randint(4, (20, 5), generator=torch.Generator().manual_seed(0))
     values = [dense_constant(model, 1, ids) for ids in tokens[drawn]]
