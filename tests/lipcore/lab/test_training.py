@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
-from scipy import stats
 
 from lab import training
+from lab.data import stored_file
 from lab.training import (
-    ACCURACY,
     EVERY,
     HEADS,
     LAYERS,
     METHODS,
     SEEDS,
-    STEPS,
     Trained,
     attacked,
     attend,
     capped,
     initial,
-    interval,
     logits,
     margins,
     measure,
@@ -36,8 +32,6 @@ from lab.training import (
 )
 from lipcore import Attention, local_lipschitz
 
-ROOT = Path(__file__).resolve().parents[3]
-STORED = ROOT / "book" / "data" / "training.json"
 PENALTIES = [name for name, method in METHODS.items() if method.penalty is not None]
 
 
@@ -104,9 +98,7 @@ def test_gradient_of_a_penalty_against_finite_differences(some, name, monkeypatc
     penalty, X = METHODS[name].penalty, X[:, :2]
     along = initial(generators(8, 9))
     free = {key: W.clone().requires_grad_() for key, W in parameters.items()}
-    value = penalty(free, X)
-    assert value.shape == (2,)
-    slopes = torch.autograd.grad(value.sum(), list(free.values()), materialize_grads=True)
+    slopes = torch.autograd.grad(penalty(free, X).sum(), [*free.values()], materialize_grads=True)
     slope = sum((g * along[key]).sum() for g, key in zip(slopes, free, strict=True))
 
     def at(step):
@@ -118,46 +110,36 @@ def test_gradient_of_a_penalty_against_finite_differences(some, name, monkeypatc
 
 
 def test_penalties_are_what_their_names_say(some):
+    """Against dense Jacobians and singular values, for one seed, averaged over sequences."""
     parameters, X, _ = some
+    alone = one(parameters, 0)
+
+    def dense_norm(fn, x):
+        J = torch.autograd.functional.jacobian(lambda Y: fn(Y[None, None])[0, 0], x)
+        return torch.linalg.matrix_norm(J.flatten(-2).flatten(0, -2), 2)
+
     entering = states(parameters, X)
     sigma = norms = rows = 0.0
     for layer in range(LAYERS):
+        VO = (alone[f"output{layer}"] @ alone[f"value{layer}"])[0]
         for x in entering[layer][0]:
-
-            def at(Y, layer=layer):
-                return attend(one(parameters, 0), layer, Y[None, None])[0, 0]
-
-            J = torch.autograd.functional.jacobian(at, x).reshape(x.numel(), -1)
-            sigma = sigma + torch.linalg.matrix_norm(J, 2) / len(X[0])
-            P = weights(one(parameters, 0), layer, x[None, None])[0, 0]
+            sigma += dense_norm(lambda Y, layer=layer: attend(alone, layer, Y), x) / len(X[0])
+            P = weights(alone, layer, x[None, None])[0, 0]
             for h in range(HEADS):
-                VO = parameters[f"output{layer}"][0, h] @ parameters[f"value{layer}"][0, h]
-                product = torch.linalg.svdvals(VO)[0] * torch.linalg.svdvals(P[h])[0]
-                norms = norms + product / len(X[0])
+                norms += torch.linalg.svdvals(VO[h])[0] * torch.linalg.svdvals(P[h])[0] / len(X[0])
             jacobians = torch.diag_embed(P) - P[..., :, None] * P[..., None, :]
-            rows = rows + torch.linalg.matrix_norm(jacobians, 2).mean() / (len(X[0]) * LAYERS)
-    found = training.sigma_of_attention(parameters, X)[0].item()
-    assert found == pytest.approx(sigma.item(), rel=1e-2)
-    assert training.mixing(parameters, X)[0].item() == pytest.approx(norms.item(), rel=1e-9)
-    bound = training.softmax_jacobian(parameters, X)[0].item()
-    assert rows.item() <= bound <= 1.3 * rows.item()
-    dense = [
-        torch.linalg.matrix_norm(
-            torch.autograd.functional.jacobian(
-                lambda Y: logits(one(parameters, 0), Y[None, None])[0, 0], x
-            ).flatten(1),
-            2,
-        )
-        for x in X[0]
-    ]
-    found = training.sigma_of_network(parameters, X)[0].item()
-    assert found == pytest.approx(torch.stack(dense).mean().item(), rel=1e-2)
+            rows += torch.linalg.matrix_norm(jacobians, 2).mean() / (len(X[0]) * LAYERS)
+    network = torch.stack([dense_norm(lambda Y: logits(alone, Y), x) for x in X[0]]).mean()
+    found = {name: METHODS[name].penalty(parameters, X)[0].item() for name in PENALTIES}
+    assert found["σ of attention"] == pytest.approx(sigma.item(), rel=1e-2)
+    assert found["σ of the network"] == pytest.approx(network.item(), rel=1e-2)
+    assert found["‖P‖ and values"] == pytest.approx(norms.item(), rel=1e-9)
+    assert rows.item() <= found["softmax penalty"] <= 1.3 * rows.item()
 
 
 def test_caps_keep_norms_below_and_move_as_little_as_they_can(some):
     parameters, _, _ = some
-    clipped = capped(parameters, 0.7)
-    for name, W in clipped.items():
+    for name, W in capped(parameters, 0.7).items():
         assert torch.linalg.matrix_norm(W, 2).max() <= 0.7 + 1e-9
         excess = (torch.linalg.svdvals(parameters[name]) - 0.7).clamp(min=0).norm(dim=-1)
         torch.testing.assert_close((W - parameters[name]).norm(dim=(-2, -1)), excess)
@@ -174,28 +156,21 @@ def test_a_strong_penalty_lowers_what_it_names(name):
     assert penalty(held.parameters, X) < 0.9 * penalty(free.parameters, X)
 
 
-def test_attacks_stay_in_the_ball_and_find_what_a_linear_margin_admits(some):
+def test_margins_and_attacks_on_them(some):
+    """Attacks find what a linear margin admits near by, and more further away."""
     parameters, X, answers = some
     trained = Trained(parameters, None)
+    X.requires_grad_()
     clear = margins(trained, X, answers)
-    X_free = X.clone().requires_grad_()
-    (slope,) = torch.autograd.grad(margins(trained, X_free, answers).sum(), X_free)
-    least = attacked(trained, X, answers, 1e-4)
-    torch.testing.assert_close(
-        (clear - least) / 1e-4, slope.norm(dim=(-2, -1)), rtol=1e-2, atol=1e-6
-    )
-    further = attacked(trained, X, answers, 1.0)
-    assert (further < least).all()
-
-
-def test_margin_is_right_where_the_answer_is(some):
-    parameters, X, answers = some
     scores = logits(parameters, X)
-    clear = margins(Trained(parameters, None), X, answers)
     assert ((clear > 0) == (scores.argmax(-1) == answers)).all()
-    second = scores.topk(2).values
-    right = clear > 0
+    second, right = scores.topk(2).values, clear > 0
     torch.testing.assert_close(clear[right], (second[..., 0] - second[..., 1])[right])
+    (slope,) = torch.autograd.grad(clear.sum(), X)
+    least = attacked(trained, X, answers, 1e-4)
+    lost = (clear - least) / 1e-4
+    torch.testing.assert_close(lost, slope.norm(dim=(-2, -1)), rtol=1e-2, atol=1e-6)
+    assert (attacked(trained, X, answers, 1.0) < least).all()
 
 
 def test_rounding_moves_weights_by_half_a_step_at_most(some):
@@ -207,21 +182,14 @@ def test_rounding_moves_weights_by_half_a_step_at_most(some):
     for name, W in rounded(parameters, "bfloat16").items():
         assert ((W - parameters[name]).abs() <= 2.0**-8 * parameters[name].abs()).all()
         assert (W != parameters[name]).any()
-    with pytest.raises(ValueError, match=r"^kind: "):
-        rounded(parameters, "int4")
-
-
-def test_interval_is_students():
-    values = [0.3, 1.2, 0.8, 0.9, 2.0]
-    wanted = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
-    assert interval(values) == pytest.approx((wanted.low, wanted.high))
 
 
 def test_measured_sigma_is_that_of_the_layers(some, monkeypatch):
     monkeypatch.setattr(training, "HELD_OUT", 16)
     monkeypatch.setattr(training, "MEASURED", 2)
     parameters, _, _ = some
-    found = measure(Trained(parameters, None), (3, 4))
+    found = measure(Trained(parameters, None), (3, 4), radii=(0.5,))
+    assert [key for key in found if key.startswith("attacked")] == ["attacked 0.5"]
     X, _ = training.held_out((3, 4))
     few = X[:, : training.MEASURED]
     layers = [
@@ -230,31 +198,21 @@ def test_measured_sigma_is_that_of_the_layers(some, monkeypatch):
     ]
     wanted = torch.maximum(*layers).mean(-1)
     torch.testing.assert_close(found["sigma attention"], wanted, rtol=1e-3, atol=0)
-    fewer = measure(Trained(parameters, None), (3, 4), radii=(0.5,))
-    left_out = [key for key in found if key.startswith("attacked") and key != "attacked 0.5"]
-    assert list(fewer) == [key for key in found if key not in left_out] and len(left_out) == 2
-    torch.testing.assert_close(fewer["attacked 0.5"], found["attacked 0.5"])
 
 
-def test_what_is_stored_is_complete_and_was_chosen_as_the_page_says():
-    table = stored()
-    assert list(table.index) == list(METHODS)
-    for name, row in table.iterrows():
-        assert len(row["losses"]) == STEPS // EVERY
-        assert all(len(row[key]) == len(SEEDS) for key in row.index[3:])
-        tried = [row["tried"].get(f"{s:g}") for s in METHODS[name].strengths]
-        kept = [accuracy for accuracy in tried if accuracy is not None]
-        assert kept == tried[: len(kept)]
-        assert METHODS[name].strengths[len(kept) - 1] == row["strength"]
-        assert kept[-1] >= ACCURACY and all(accuracy < ACCURACY for accuracy in kept[:-1])
+def test_what_is_stored_was_chosen_as_the_page_says():
+    """The strength is the first, from smooth to free, that keeps the accuracy."""
+    for name, row in stored().iterrows():
+        tried = list(row["tried"].values())
+        assert [*row["tried"]] == [f"{s:g}" for s in METHODS[name].strengths[: len(tried)]]
+        assert METHODS[name].strengths[len(tried) - 1] == row["strength"]
+        assert tried[-1] >= training.ACCURACY > max(tried[:-1], default=0)
 
 
 def test_one_command_makes_the_whole_file(monkeypatch, tmp_path):
-    """Two steps of training and few sequences: every method, and every number that is stored."""
+    """Two steps of training and few sequences: every number that is stored, after a break, too."""
     for name, small in {"HELD_OUT": 8, "MEASURED": 1, "PENALISED": 1, "BATCH": 8}.items():
         monkeypatch.setattr(training, name, small)
-    recipe = (ROOT / "Makefile").read_text(encoding="utf8").split("\ntraining:")[1].split("\n")[1]
-    assert recipe.endswith("python -m lab.training book/data/training.json")
     file = tmp_path / "training.json"
     whole, studied = training.study, []
 
@@ -271,14 +229,12 @@ def test_one_command_makes_the_whole_file(monkeypatch, tmp_path):
     assert training.main([str(file), "--steps", "2"]) == 0
     assert studied == ["plain", "σ of attention", *list(METHODS)[1:]]
     assert list(tmp_path.iterdir()) == [file]
-    made, kept = (json.loads(path.read_text(encoding="utf8")) for path in (file, STORED))
+    stored_as = stored_file("training.json", training.COMMAND)
+    made, kept = (json.loads(path.read_text(encoding="utf8")) for path in (file, stored_as))
     assert made["made"].keys() == kept["made"].keys()
-    assert kept["made"]["command"] == "make training"
-    assert made["made"]["command"] == "make training with 2 steps"
-    for one, other in zip(made["methods"], kept["methods"], strict=True):
-        assert list(one) == list(other)
-        assert all(len(one[key]) == len(SEEDS) for key in list(one)[4:])
-        assert one["tried"].keys() <= {f"{s:g}" for s in METHODS[one["name"]].strengths}
+    for row, other in zip(made["methods"], kept["methods"], strict=True):
+        assert row["name"] == other["name"] and list(row) == list(other)
+        assert all(len(rows[key]) == len(SEEDS) for rows in (row, other) for key in list(row)[4:])
 
 
 @pytest.mark.parametrize("name", list(METHODS))
