@@ -14,6 +14,10 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
+
+from lab.data import stored_file
+
 
 def kept(path: Path, make: Callable[[], object]) -> object:
     """Return what the JSON file holds; if it is missing or damaged, make that and write it."""
@@ -35,3 +39,18 @@ def short(value, digits: int = 6):
     if isinstance(value, list):
         return [short(part, digits) for part in value]
     return float(f"{value:.{digits}g}") if isinstance(value, float) else value
+
+
+def write_rows(path: Path, name: str, rows: list[dict], **made) -> None:
+    """Write rows under a name, each in a line of its own, and how they were made."""
+    lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    text = f'{{"made": {json.dumps(made)},\n"{name}": [\n{lines}\n]}}\n'
+    path.write_text(text, encoding="utf8")
+
+
+def read_rows(file: str, name: str, command: str) -> pd.DataFrame:
+    """Return what the command wrote into a file of the book by :func:`write_rows`."""
+    content = json.loads(stored_file(file, command).read_text(encoding="utf8"))
+    table = pd.DataFrame(content[name])
+    table.attrs = content["made"]
+    return table

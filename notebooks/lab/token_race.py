@@ -6,26 +6,22 @@ r"""Searches over token sequences, compared at equal budget and many times over.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+import pandas as pd
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from lab import models
 from lab._threads import one_thread
-from lab.data import stored_file
 from lab.models.language_model import LanguageModel
 from lab.models.texts import load_text, sequences
-from lab.stored import short
+from lab.stored import read_rows, short, write_rows
 from lab.token_attacks import SearchResult, guided_search, random_search, random_sequences
 from lipcore.models.measure import versions
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 #: The number of tokens in a sequence.
 LENGTH = 16
@@ -118,13 +114,7 @@ def stored() -> pd.DataFrame:
     begins), ``best`` (after 1, 9, …, 161 evaluations) and ``ids`` (the sequence at the end);
     ``attrs`` say how it was made.
     """
-    import pandas as pd
-
-    file = stored_file("searches.json", "make searches")
-    content = json.loads(file.read_text(encoding="utf8"))
-    table = pd.DataFrame(content["runs"])
-    table.attrs = content["made"]
-    return table
+    return read_rows("searches.json", "runs", "make searches")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -135,16 +125,15 @@ def main(arguments: list[str] | None = None) -> int:
     model = models.load("minilm")
     allowed = plain_tokens(model)
     plan = [(name, *piece) for name in ENTRANTS for piece in enumerate(starts(model))]
-    lines = []
+    rows = []
     with one_thread():
         for name, seed, ids in tqdm(plan, unit="run"):
             found = run(model, 0, ENTRANTS[name], ids, allowed=allowed, seed=seed)
             best = short(found.history[::EVERY].tolist(), 5)
             row = {"entrant": name, "seed": seed, "text": ids.tolist(), "best": best}
-            lines.append(json.dumps(row | {"ids": found.ids.tolist()}))
+            rows.append(row | {"ids": found.ids.tolist()})
     made = {"model": "minilm", "layer": 0, "text": "pydoc", "versions": versions()}
-    runs = ",\n".join(lines)
-    file.write_text(f'{{"made": {json.dumps(made)},\n"runs": [\n{runs}\n]}}\n', encoding="utf8")
+    write_rows(file, "runs", rows, **made)
     return 0
 
 

@@ -10,29 +10,25 @@ have the seed as their first dimension, and nothing passes from one seed to anot
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import shutil
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+import pandas as pd
 import torch
 from scipy import stats
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
 from lab._threads import one_thread
-from lab.data import stored_file
 from lab.rivals import softmax_norm_upper
-from lab.stored import kept, short
+from lab.stored import kept, read_rows, short, write_rows
 from lipcore import local_lipschitz
 from lipcore.models.measure import versions
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Parameters = dict[str, Tensor]
 
@@ -303,11 +299,11 @@ def rounded(parameters: Parameters, kind: str) -> Parameters:
     """Return weights in fewer bits: ``"bfloat16"``, or ``"int8"`` with one scale for each row."""
     if kind == "bfloat16":
         return {name: W.bfloat16().to(W.dtype) for name, W in parameters.items()}
-    scales = {
-        name: W.abs().amax(-1, keepdim=True).clamp(min=1e-300) / 127
-        for name, W in parameters.items()
-    }
-    return {name: (W / scales[name]).round() * scales[name] for name, W in parameters.items()}
+    found = {}
+    for name, W in parameters.items():
+        step = W.abs().amax(-1, keepdim=True).clamp(min=1e-300) / 127
+        found[name] = (W / step).round() * step
+    return found
 
 
 def held_out(seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -380,12 +376,7 @@ def stored() -> pd.DataFrame:
     Columns are ``strength``, ``tried`` (accuracies by strength), ``losses`` (a row for every
     twentieth step) and those of :func:`measure`, lists with one number for each seed.
     """
-    import pandas as pd
-
-    content = json.loads(stored_file("training.json", COMMAND).read_text(encoding="utf8"))
-    table = pd.DataFrame(content["methods"]).set_index("name")
-    table.attrs = content["made"]
-    return table
+    return read_rows("training.json", "methods", COMMAND).set_index("name")
 
 
 def interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
@@ -408,16 +399,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=STEPS, help="fewer, to see that all runs")
     options = parser.parse_args(arguments)
     command = COMMAND if options.steps == STEPS else f"{COMMAND} with {options.steps} steps"
-    made = {"command": command, "versions": versions()}
     parts = options.file.with_suffix(".part")
     with one_thread():
         found = [
             kept(parts / f"{place}.json", partial(study, name, steps=options.steps))
             for place, name in enumerate(METHODS)
         ]
-    methods = ",\n".join(json.dumps(one, ensure_ascii=False) for one in found)
-    text = f'{{"made": {json.dumps(made)},\n"methods": [\n{methods}\n]}}\n'
-    options.file.write_text(text, encoding="utf8")
+    write_rows(options.file, "methods", found, command=command, versions=versions())
     shutil.rmtree(parts)
     return 0
 

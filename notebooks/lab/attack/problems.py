@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Generator, Tensor
 
 from lab.attack.truth import dense_jacobian, frobenius_norm, own_query_norm
+from lipcore.attention import Attention
 from lipcore.bounds import score_gap
 
 #: tokens: n tokens; counts: few distinct tokens in copies, n in all; measure: any masses;
@@ -66,9 +68,14 @@ class Problem:
         """a = ‖A‖₂R²."""
         return self.norm_a * self.radius**2
 
-    def describe(self) -> str:
-        """Return one line for the reader of the table."""
-        return f"{self.kind}, A {self.shape}, d={len(self.A)}, n={self.n:.4g}, a={self.size:.3g}"
+    def head(self) -> Attention:
+        """Return the head as attention."""
+        return Attention.from_matrices(self.A, self.V, causal=self.causal)
+
+    def outcome(self, *more: str) -> Callable[..., Outcome]:
+        """Return what makes an outcome of bound, source, ratio and tries, and says where."""
+        about = f"{self.kind}, A {self.shape}, d={len(self.A)}, n={self.n:.4g}, a={self.size:.3g}"
+        return partial(Outcome, where=", ".join([about, *more]), large_a=self.size >= 1)
 
 
 @dataclass(frozen=True, eq=False)

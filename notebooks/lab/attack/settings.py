@@ -10,8 +10,8 @@ from functools import partial
 import torch
 from torch import Generator, Tensor
 
-from lab.attack.ball import ball_setting
 from lab.attack.candidates import Candidate, LocalCandidate, closed_forms, local_forms
+from lab.attack.gradients import ball_setting, measure_setting, rounding_setting
 from lab.attack.problems import (
     LARGEST_LOG_MASS,
     Inputs,
@@ -26,9 +26,7 @@ from lab.attack.problems import (
     truth,
     uniform,
 )
-from lab.attack.roundings import rounding_setting
 from lab.attack.truth import dense_jacobian, frobenius_norm, reverse_mode_jacobian, token_norm
-from lab.attack.weighted import weighted_setting
 from lab.l2 import l2_attention_upper
 from lab.rivals import (
     emadi2026_softmax_norm,
@@ -65,7 +63,7 @@ def head_setting(
     if not closed and not local:
         return
     inputs, sigma, tries = _search(problem, generator, ascent=index % ASCENT_EVERY == 0)
-    outcome = _outcome_of(problem)
+    outcome = problem.outcome()
     log_sigma = sigma.max().log().item()
     for candidate in closed:
         ratio = 0.0  # a bound of zero on a constant of zero holds
@@ -74,10 +72,6 @@ def head_setting(
         yield outcome(candidate.name, candidate.source, ratio, tries)
     if inputs.masses is None:
         yield from _local_outcomes(problem, inputs, sigma, local, generator)
-
-
-def _outcome_of(problem: Problem) -> Callable[..., Outcome]:
-    return partial(Outcome, where=problem.describe(), large_a=problem.size >= 1)
 
 
 def _search(problem: Problem, generator: Generator, *, ascent: bool) -> tuple[Inputs, Tensor, int]:
@@ -97,8 +91,7 @@ def _search(problem: Problem, generator: Generator, *, ascent: bool) -> tuple[In
     if not ascent or inputs.masses is not None:
         return inputs, sigma, len(sigma)
     start = best().X
-    f = Attention.from_matrices(problem.A, problem.V, causal=problem.causal)
-    reached = ascend(f, start, problem.radius, steps=ASCENT_STEPS, progress=False)
+    reached = ascend(problem.head(), start, problem.radius, steps=ASCENT_STEPS, progress=False)
     inputs, sigma = join(Inputs(reached.X))
     return inputs, sigma, len(sigma) + (ASCENT_STEPS - 1) * len(start)
 
@@ -138,8 +131,8 @@ def _local_outcomes(
     """Test local bounds at the worst input and some others, then the largest-token norm."""
     some = torch.cat([sigma.argmax()[None], torch.randperm(len(sigma), generator=generator)[:5]])
     X = inputs.X[some]
-    f = Attention.from_matrices(problem.A, problem.V, causal=problem.causal)
-    outcome = partial(_outcome_of(problem), tries=len(X))
+    f = problem.head()
+    outcome = partial(problem.outcome(), tries=len(X))
     for candidate in candidates:
         ratio = largest_ratio(sigma[some], candidate.bound(f, X))
         yield outcome(candidate.name, candidate.source, ratio)
@@ -160,25 +153,19 @@ def lower_setting(seed: int, index: int) -> Iterator[Outcome]:
     gamma, u = bounds.eigen_gamma(A)
     sizes = {"n": n, "radius": problem.radius}
     norm = {"gamma": gamma, "norm_v": problem.norm_v, **sizes}
-    outcome = partial(_outcome_of(problem), tries=1)
+    outcome = partial(problem.outcome(), tries=1)
     at_eigen = _one_against_all(problem, eigenvector_inputs)
     if problem.causal:
         ratio = largest_ratio(bounds.masked_lower(**norm), at_eigen)
         yield outcome("masked_lower", "paper", ratio)
         return
+    value = bounds.adversarial_lower(**norm)
+    yield outcome("adversarial_lower", "paper", largest_ratio(value, at_eigen))
+    value = bounds.refined_lower(gamma=gamma, norm_vu=(V @ u).norm().item(), **sizes)
+    yield outcome("refined_lower", "book", largest_ratio(value, at_eigen))
     at_gap = _one_against_all(problem, score_gap_inputs)
-    norm_vu = (V @ u).norm().item()
-    for name, source, value, reached in (
-        ("adversarial_lower", "paper", bounds.adversarial_lower(**norm), at_eigen),
-        (
-            "refined_lower",
-            "book",
-            bounds.refined_lower(gamma=gamma, norm_vu=norm_vu, **sizes),
-            at_eigen,
-        ),
-        ("score_gap_lower", "book", bounds.score_gap_lower(A=A, V=V, **sizes), at_gap),
-    ):
-        yield outcome(name, source, largest_ratio(value, reached))
+    value = bounds.score_gap_lower(A=A, V=V, **sizes)
+    yield outcome("score_gap_lower", "book", largest_ratio(value, at_gap))
     if problem.size > 0:
         yield from _repeated_tokens(replace(problem, n=min(n, 1000)), outcome)
 
@@ -299,7 +286,7 @@ SETTINGS: dict[str, Callable[[int, int], Iterator[Outcome]]] = {
     "layer": layer_setting,
     "l2": l2_setting,
     "softmax": softmax_setting,
-    "weighted": weighted_setting,
+    "weighted": measure_setting,
     "ball": ball_setting,
     "rounding": rounding_setting,
 }

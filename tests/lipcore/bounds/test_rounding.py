@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from lab.attack.roundings import worst_rounding
+from lab.attack.gradients import worst_rounding
 from lab.rounding import ROUNDED, largest_error, rounded, rounding_upper, spacing
 from lipcore import Attention
 

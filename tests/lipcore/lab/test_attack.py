@@ -11,8 +11,8 @@ import torch
 
 from lab.attack import KNOWN_FAILURES, TOLERANCE, replay
 from lab.attack import __main__ as command
-from lab.attack.ball import climb
 from lab.attack.candidates import Candidate, LocalCandidate
+from lab.attack.gradients import climb
 from lab.attack.problems import (
     INPUTS,
     KINDS,
@@ -231,7 +231,7 @@ def test_certificates_that_are_a_tenth_too_small_are_found(monkeypatch):
 def test_a_bound_of_rounding_that_is_a_tenth_too_small_is_found(monkeypatch):
     """For scores, weights and values alone, and all three: with one head, and with two."""
     smaller = lambda *at, **which: 0.9 * rounding_upper(*at, **which)  # noqa: E731
-    monkeypatch.setattr("lab.attack.roundings.rounding_upper", smaller)
+    monkeypatch.setattr("lab.attack.gradients.rounding_upper", smaller)
     found = [outcome for index in (12, 41, 45) for outcome in SETTINGS["rounding"](0, index)]
     parts = ("scores", "weights", "values", "all three")
     broken = {o.bound for o in found if o.ratio > 1 + TOLERANCE}
