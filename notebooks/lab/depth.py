@@ -67,18 +67,8 @@ def less_identity(J: LinearOperator) -> LinearOperator:
 def chain(model: nn.Module, *after: str, **inputs) -> list[Captured]:
     """Return the blocks of a running model as maps, in the order of running; each feeds the next.
 
-    Parameters
-    ----------
-    model : torch.nn.Module, or one from :func:`lab.models.load`
-    *after : str
-        Submodules that run after the blocks, such as a last normalisation.
-    **inputs
-        The inputs of the model, for one sequence.
-
-    Raises
-    ------
-    ValueError
-        If the output of a block is not what enters the next.
+    Submodules in ``after`` run after the blocks, such as a last normalisation; ``inputs`` are those
+    of the model, for one sequence. It is an error if a block does not feed the next alone.
     """
     module = module_of(model)
     maps = [captured(call) for call in record(module, [*blocks(module), *after], **inputs)]

@@ -30,14 +30,9 @@ Stage = tuple[tuple[Tensor, ...], Callable[..., Tensor]]
 def stage(attention: Attention, X: Tensor, source: str) -> Stage:
     """Return the numbers z that are rounded, and the map g from them to the output f(X) = g(*z).
 
-    Parameters
-    ----------
-    attention : Attention
-        Without sinks, gates, a softcap and normalised queries.
-    X : Tensor, shape (n, d)
-    source : str
-        One of :data:`SOURCES`. Scores are λ(q·k), before biases and masks; queries and keys are
-        already rotated by their positions.
+    The source is one of :data:`SOURCES`. Scores are λ(q·k), before biases and masks; queries and
+    keys are already rotated by their positions. The layer has no sinks, gates, softcap or
+    normalised queries; X is (n, d).
 
     Examples
     --------

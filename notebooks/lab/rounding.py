@@ -77,20 +77,9 @@ def rounding_upper(
     up to half the spacing. Tokens and parameters are not rounded, and sums are exact. For rounded
     tokens see :func:`change_upper`.
 
-    Parameters
-    ----------
-    attention : Attention
-        Without sinks, a softcap, normalised queries and gates, which no theorem covers.
-    X : Tensor, shape (…, n, d)
-    dtype : torch.dtype
-        A floating-point format, into which scores and values must fit.
-    sources : tuple of str
-        Which of ``"scores"``, ``"weights"``, ``"values"`` are rounded.
-
-    Returns
-    -------
-    Tensor, shape (…)
-        An upper bound of :math:`\|\hat f(X)-f(X)\|_F`.
+    For X (…, n, d) the result (…) is an upper bound of :math:`\|\hat f(X)-f(X)\|_F`. The layer has no
+    sinks, softcap, normalised queries or gates, which no theorem covers, and scores and values fit
+    into the floating-point format ``dtype``. ``sources`` are what is rounded, among :data:`ROUNDED`.
 
     Examples
     --------

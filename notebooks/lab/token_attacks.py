@@ -24,8 +24,6 @@ TOLERANCE = 1e-3
 
 #: An exchange puts a token at some positions: (positions, token).
 _Exchange = tuple[Tensor, int]
-#: From a sequence, how many copies a token may have, a mask of tokens and chance to exchanges.
-_Proposals = Callable[[Tensor, list[int], Tensor, Generator], Iterator[_Exchange]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,17 +57,8 @@ def token_scores(model: LanguageModel, layer: int, ids: Tensor) -> Tensor:
     A linear model of LayerNorm too would prefer the tokens with the longest embeddings, although
     LayerNorm removes their length.
 
-    Parameters
-    ----------
-    model : LanguageModel
-        A model of BERT type.
-    layer : int
-    ids : Tensor of integers, shape (n,)
-
-    Returns
-    -------
-    Tensor, shape (n, vocabulary)
-        The changes, zero for the tokens that are there.
+    The result has shape (n, vocabulary), and is zero for the tokens that are there. The model is
+    of BERT type, and ids (n,) are one sequence.
     """
     if model.architecture != "BERT":
         raise ValueError(f"model: expected one of BERT type, got {model.architecture}")
@@ -127,18 +116,12 @@ def guided_search(
 
     Parameters
     ----------
-    model : LanguageModel
-    layer : int
     ids : Tensor of integers, shape (n,)
         The sequence at which the search begins.
-    per_position : int
-        From how many tokens a position may choose; more help where first order is a poor guide.
     evaluations : int
         The number of exact evaluations in all, the start included.
-    batch : int
-        The number of exchanges that are evaluated together, 16 if left out.
-    copies : sequence of int
-        At how many positions the new token may be put at once, (1, 2, 4) if left out.
+    batch, copies, per_position
+        16, (1, 2, 4) and 4 if left out.
     allowed : Tensor of bool, shape (vocabulary,), optional
         Tokens that may be put in; all if left out.
     generator : torch.Generator, optional
@@ -190,7 +173,7 @@ def _search(
     model: LanguageModel,
     layer: int,
     ids: Tensor,
-    propose: _Proposals,
+    propose: Callable[..., Iterator[_Exchange]],
     *,
     evaluations: int,
     batch: int = 16,

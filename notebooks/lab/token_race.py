@@ -23,12 +23,8 @@ from lab.stored import read_rows, short, write_rows
 from lab.token_attacks import SearchResult, guided_search, random_search, random_sequences
 from lipcore.models.measure import versions
 
-#: The number of tokens in a sequence.
-LENGTH = 16
-#: The number of exact evaluations that every search may use.
-BUDGET = 161
-#: The number of repeats, each with a text and a seed of its own.
-REPEATS = 48
+#: Tokens in a sequence, exact evaluations of a search, repeats with a text and a seed of their own.
+LENGTH, BUDGET, REPEATS = 16, 161, 48
 #: The settings of the searches were chosen on texts among these first tokens of the manual.
 CHOSEN_ON = 1600
 #: Best values are stored after each block of this many evaluations.
@@ -58,9 +54,9 @@ ENTRANTS = {
 def plain_tokens(model: LanguageModel) -> Tensor:
     """Return a mask of the tokens that are easy to write: no special tokens, no other alphabets."""
     words = [model.tokenizer.id_to_token(i) for i in range(model.vocab_size)]
-    return torch.tensor(
-        [word.isascii() and not (word.startswith("[") and len(word) > 2) for word in words]
-    )
+    special = [word.startswith("[") and len(word) > 2 for word in words]
+    plain = [word.isascii() for word in words]
+    return torch.tensor(plain) & ~torch.tensor(special)
 
 
 def run(
@@ -75,19 +71,8 @@ def run(
 ) -> SearchResult:
     """Run one search once, with the whole budget of exact evaluations.
 
-    Parameters
-    ----------
-    model : LanguageModel
-        Of BERT type.
-    layer : int
-    entrant : Entrant
-    ids : Tensor of integers, shape (n,)
-        The piece of text at which a search without random sequences begins; it gives the length.
-    allowed : Tensor of bool, shape (vocabulary,)
-        Tokens that may be put in.
-    seed : int
-        The seed; searches with the same seed evaluate the same random sequences.
-    budget : int
+    A search without random sequences begins at the piece of text ``ids`` (n,). Searches with the
+    same seed evaluate the same random sequences.
     """
     options = {"allowed": allowed, "generator": torch.Generator().manual_seed(seed)}
     first = min(entrant.first, budget)

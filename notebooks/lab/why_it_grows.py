@@ -54,17 +54,8 @@ def term_shares(attention: Attention, X: Tensor, found: SpectralNorm) -> Tensor:
     :math:`\langle G, \mathrm{term}[H]\rangle/\sigma` add up to one. A share is negative where a
     term works against the others.
 
-    Parameters
-    ----------
-    attention : Attention
-    X : Tensor, shape (…, n, d)
-    found : SpectralNorm
-        ``local_lipschitz(attention, X, tol=SHARES)``.
-
-    Returns
-    -------
-    Tensor, shape (…, 3)
-        Mixing, own query (the query term), and others' keys (the key term).
+    ``found`` is ``local_lipschitz(attention, X, tol=SHARES)``; the shares (…, 3) are those of
+    mixing, own query (the query term), and others' keys (the key term).
 
     Examples
     --------

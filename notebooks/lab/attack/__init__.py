@@ -27,30 +27,19 @@ _SHARES = {"layer": 20, "l2": 20, "softmax": 5, "weighted": 5, "ball": 10, "roun
 
 @dataclass(frozen=True)
 class Row:
-    """The result of the attack on one bound.
-
-    Attributes
-    ----------
-    bound, source : str
-    tries : int
-        The number of inputs at which the bound was compared with the truth.
-    ratio : float
-        The largest ratio of truth and upper bound, or of lower bound and truth, which is at most
-        one if the bound holds.
-    large_a_ratio : float
-        The same among problems with a ≥ 1, since at a = 0 attention is an average, for which most
-        bounds are exact.
-    status : {"holds", "fails", "known failure"}
-    where, replay : str
-        The problem of the largest ratio, and the arguments that run it again.
-    """
+    """The result of the attack on one bound."""
 
     bound: str
     source: str
+    #: inputs at which the bound was compared with the truth
     tries: int
+    #: the largest of truth over upper bound, or lower bound over truth: at most one if it holds
     ratio: float
+    #: the same where a ≥ 1, since at a = 0 attention is an average, and most bounds are exact
     large_a_ratio: float
+    #: "holds", "fails" or "known failure"
     status: str
+    #: the problem of the largest ratio, and the arguments that run it again
     where: str
     replay: str
 
@@ -64,15 +53,8 @@ def attack(
 ) -> list[Row]:
     """Attack every bound, and return one row for each, in the order in which they were met.
 
-    Parameters
-    ----------
-    problems : int
-        The number of heads, each with about two hundred inputs; other settings have their share.
-    seed : int
-    settings : mapping of str to callable, optional
-        Settings to run instead of ``lab.attack.settings.SETTINGS``.
-    progress : bool
-        Whether to show a progress bar.
+    There are ``problems`` heads, each with about two hundred inputs; other settings have their
+    share. ``settings`` may take the place of ``lab.attack.settings.SETTINGS``.
 
     Examples
     --------

@@ -9,13 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lab import rivals
 from lab.attack.problems import KINDS, Problem
 from lab.attack.truth import frobenius_norm, reverse_mode_jacobian
-from lab.rivals import (
-    castin2024_released_compute_bound,
-    kim2021_l2_upper_restated,
-    yudin2025_local_upper,
-)
 from lab.zoo import l2_attention_map
 from lipcore import bounds
 from lipcore.attention import Attention
@@ -40,22 +36,14 @@ _CLOSED_FORMS = {
 
 @dataclass(frozen=True)
 class Candidate:
-    """An upper bound that depends on the head and the ball alone.
-
-    Attributes
-    ----------
-    name : str
-    source : str
-        "paper", "book", or author and year.
-    kinds : tuple of str
-        The kinds of problem to which it applies.
-    log_bound : callable
-        A function from a problem to the logarithm of the bound.
-    """
+    """An upper bound that depends on the head and the ball alone."""
 
     name: str
+    #: "paper", "book", or author and year
     source: str
+    #: the kinds of problem to which it applies
     kinds: tuple[str, ...]
+    #: from a problem to the logarithm of the bound
     log_bound: Callable[[Problem], float]
 
 
@@ -79,24 +67,23 @@ def closed_forms() -> list[Candidate]:
 
 def local_forms() -> list[LocalCandidate]:
     """Return every bound that depends on the input."""
-    released = castin2024_released_compute_bound
+    released = rivals.castin2024_released_compute_bound
     return [
         LocalCandidate("local_upper", "book", bounds.local_upper),
-        LocalCandidate("yudin2025_local_upper", "yudin2025", yudin2025_local_upper),
+        LocalCandidate("yudin2025_local_upper", "yudin2025", rivals.yudin2025_local_upper),
         LocalCandidate(released.__name__, "castin2024", released, ("tokens",)),
     ]
 
 
 def _log_bound(bound: Callable[..., float]) -> Callable[[Problem], float]:
     """Pass to ``bound`` those of the problem's quantities that it takes; a measure has no n."""
-    wanted = inspect.signature(bound).parameters
-    names = [n for n in ("A", "V", "radius", "norm_a", "norm_v", "causal") if n in wanted]
 
     def log_bound(problem: Problem) -> float:
-        sizes = {name: getattr(problem, name) for name in names}
-        if "n" in wanted:
-            sizes["n"] = None if problem.kind == "measure" else problem.n
-        return bound(log=True, **sizes)
+        sizes = {"n": None if problem.kind == "measure" else problem.n}
+        for name in ("A", "V", "radius", "norm_a", "norm_v", "causal"):
+            sizes[name] = getattr(problem, name)
+        wanted = sizes.keys() & inspect.signature(bound).parameters.keys()
+        return bound(log=True, **{name: sizes[name] for name in wanted})
 
     return log_bound
 
@@ -106,14 +93,14 @@ def _witness_released() -> float:
     X = torch.tensor([[1.0, 0.0], [-1.0, 0.0]], dtype=torch.float64)
     f = Attention.from_matrices(A, torch.eye(2, dtype=torch.float64))
     sigma = torch.linalg.matrix_norm(f.jacobian(X).dense(), 2)
-    return (sigma / castin2024_released_compute_bound(f, X)).item()
+    return (sigma / rivals.castin2024_released_compute_bound(f, X)).item()
 
 
 def _witness_restated() -> float:
     one = torch.ones(1, 1, 1, dtype=torch.float64)
     equal_tokens = one.repeat(1, 2, 1)
     J = reverse_mode_jacobian(lambda X: l2_attention_map(X, 5 * one, one), equal_tokens)
-    bound = kim2021_l2_upper_restated(n=2, head_dim=1, norms_q=[5.0], norms_v=[1.0])
+    bound = rivals.kim2021_l2_upper_restated(n=2, head_dim=1, norms_q=[5.0], norms_v=[1.0])
     return frobenius_norm(J).item() / bound
 
 

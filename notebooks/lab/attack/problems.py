@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 
 import torch
 from torch import Generator, Tensor
@@ -37,7 +37,7 @@ class Outcome:
     large_a: bool = True
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Problem:
     """One head of matrices A (d, d), V (p, d), and the ball of its n tokens, copies included."""
 
@@ -48,25 +48,12 @@ class Problem:
     radius: float
     n: int
 
-    @property
-    def causal(self) -> bool:
-        """Whether tokens see the past only."""
-        return self.kind == "causal"
-
-    @cached_property
-    def norm_a(self) -> float:
-        """‖A‖₂."""
-        return torch.linalg.matrix_norm(self.A, 2).item()
-
-    @cached_property
-    def norm_v(self) -> float:
-        """‖V‖₂."""
-        return torch.linalg.matrix_norm(self.V, 2).item()
-
-    @property
-    def size(self) -> float:
-        """a = ‖A‖₂R²."""
-        return self.norm_a * self.radius**2
+    def __post_init__(self):
+        self.causal = self.kind == "causal"
+        self.norm_a = torch.linalg.matrix_norm(self.A, 2).item()
+        self.norm_v = torch.linalg.matrix_norm(self.V, 2).item()
+        #: a = ‖A‖R²
+        self.size = self.norm_a * self.radius**2
 
     def head(self) -> Attention:
         """Return the head as attention."""

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Generator, Tensor
 
+from lab import l2, rivals
 from lab.attack.candidates import Candidate, LocalCandidate, closed_forms, local_forms
 from lab.attack.gradients import ball_setting, measure_setting, rounding_setting
 from lab.attack.problems import (
@@ -27,14 +28,6 @@ from lab.attack.problems import (
     uniform,
 )
 from lab.attack.truth import dense_jacobian, frobenius_norm, reverse_mode_jacobian, token_norm
-from lab.l2 import l2_attention_upper
-from lab.rivals import (
-    emadi2026_softmax_norm,
-    emadi2026_token_upper,
-    kim2021_l2_upper,
-    kim2021_l2_upper_restated,
-    softmax_norm_upper,
-)
 from lab.zoo import l2_attention_map
 from lipcore import bounds
 from lipcore.adversarial import ascend, eigenvector_inputs, score_gap_inputs, worst_case_inputs
@@ -71,7 +64,9 @@ def head_setting(
             ratio = math.exp(min(log_sigma - candidate.log_bound(problem), 700.0))
         yield outcome(candidate.name, candidate.source, ratio, tries)
     if inputs.masses is None:
-        yield from _local_outcomes(problem, inputs, sigma, local, generator)
+        others = torch.randperm(len(sigma), generator=generator)[:5]
+        some = torch.cat([sigma.argmax()[None], others])
+        yield from _local_outcomes(problem, inputs.X[some], sigma[some], local)
 
 
 def _search(problem: Problem, generator: Generator, *, ascent: bool) -> tuple[Inputs, Tensor, int]:
@@ -122,23 +117,17 @@ def _has_balanced_query(problem: Problem) -> bool:
 
 
 def _local_outcomes(
-    problem: Problem,
-    inputs: Inputs,
-    sigma: Tensor,
-    candidates: Sequence[LocalCandidate],
-    generator: Generator,
+    problem: Problem, X: Tensor, sigma: Tensor, candidates: Sequence[LocalCandidate]
 ) -> Iterator[Outcome]:
-    """Test local bounds at the worst input and some others, then the largest-token norm."""
-    some = torch.cat([sigma.argmax()[None], torch.randperm(len(sigma), generator=generator)[:5]])
-    X = inputs.X[some]
+    """Test local bounds at some inputs, and bounds in the largest-token norm."""
     f = problem.head()
     outcome = partial(problem.outcome(), tries=len(X))
     for candidate in candidates:
-        ratio = largest_ratio(sigma[some], candidate.bound(f, X))
+        ratio = largest_ratio(sigma, candidate.bound(f, X))
         yield outcome(candidate.name, candidate.source, ratio)
-    theta = emadi2026_softmax_norm(f.weights(X)).amax((-2, -1)).clamp(max=1.0)
+    theta = rivals.emadi2026_softmax_norm(f.weights(X)).amax((-2, -1)).clamp(max=1.0)
     norms = {"radius": problem.radius, "norm_a": problem.norm_a, "norm_v": problem.norm_v}
-    bound = [emadi2026_token_upper(theta=t, **norms) for t in theta.tolist()]
+    bound = [rivals.emadi2026_token_upper(theta=t, **norms) for t in theta.tolist()]
     token = token_norm(dense_jacobian(problem.A, problem.V, X, causal=problem.causal))
     ratio = largest_ratio(token, token.new_tensor(bound))
     yield outcome("emadi2026_token_upper", "emadi2026", ratio)
@@ -255,8 +244,9 @@ def l2_setting(seed: int, index: int) -> Iterator[Outcome]:
     sigma = frobenius_norm(J)
     where = f"L2 attention, {heads} heads, k={k}, d={d}, n={n}, |Q|={norms_q.amax():.3g}"
     norms = {"norms_q": norms_q.tolist(), "norms_v": norms_v.tolist()}
-    for upper in (l2_attention_upper, kim2021_l2_upper, kim2021_l2_upper_restated):
-        source = "book" if upper is l2_attention_upper else "kim2021"
+    published = (rivals.kim2021_l2_upper, rivals.kim2021_l2_upper_restated)
+    for upper in (l2.l2_attention_upper, *published):
+        source = "kim2021" if upper in published else "book"
         ratio = largest_ratio(sigma, upper(n=n, head_dim=k, **norms))
         yield Outcome(upper.__name__, source, ratio, len(X), where)
 
@@ -272,11 +262,11 @@ def softmax_setting(seed: int, index: int) -> Iterator[Outcome]:
     # p_i(1 − p_i) as a sum keeps its digits near one-hot rows
     M = torch.diag_embed(products.sum(-1)) - products
     outcome = partial(Outcome, tries=64, where=f"n={n}")
-    ratio = largest_ratio(torch.linalg.eigvalsh(M)[:, -1], softmax_norm_upper(p))
+    ratio = largest_ratio(torch.linalg.eigvalsh(M)[:, -1], rivals.softmax_norm_upper(p))
     yield outcome("softmax_norm_upper", "yudin2025", ratio)
     signs = 1.0 - 2 * (torch.arange(2**n)[:, None] >> torch.arange(n) & 1).double()
     reached = (M @ signs.mT).abs().sum(1).amax(-1)
-    ratio = largest_ratio(reached, emadi2026_softmax_norm(p))
+    ratio = largest_ratio(reached, rivals.emadi2026_softmax_norm(p))
     yield outcome("emadi2026_softmax_norm", "emadi2026", ratio)
 
 

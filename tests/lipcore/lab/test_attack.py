@@ -9,22 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lab.attack import KNOWN_FAILURES, TOLERANCE, replay
+from lab.attack import KNOWN_FAILURES, TOLERANCE, problems, replay
 from lab.attack import __main__ as command
 from lab.attack.candidates import Candidate, LocalCandidate
 from lab.attack.gradients import climb
-from lab.attack.problems import (
-    INPUTS,
-    KINDS,
-    SHAPES,
-    Inputs,
-    Outcome,
-    Problem,
-    first_inputs,
-    make_problem,
-    perturbed,
-    truth,
-)
+from lab.attack.problems import Inputs, Outcome, Problem, make_problem, truth
 from lab.attack.settings import SETTINGS, head_setting
 from lab.attack.truth import dense_jacobian, frobenius_norm, reverse_mode_jacobian, token_norm
 from lab.rounding import rounding_upper
@@ -105,14 +94,14 @@ def test_problems_cover_every_kind_and_shape_and_stay_in_the_ball():
         generator = torch.Generator().manual_seed(seed)
         problem = make_problem(generator)
         seen |= {problem.kind, problem.shape}
-        inputs = first_inputs(problem, generator)
-        for batch in (inputs, perturbed(problem, inputs, 0.5, generator)):
-            assert len(batch.X) == INPUTS
+        inputs = problems.first_inputs(problem, generator)
+        for batch in (inputs, problems.perturbed(problem, inputs, 0.5, generator)):
+            assert len(batch.X) == problems.INPUTS
             assert (batch.X.norm(dim=-1) <= problem.radius * (1 + 1e-12)).all()
             if problem.kind == "counts":
                 assert (batch.masses >= 1).all() and (batch.masses == batch.masses.round()).all()
                 assert (batch.masses.sum(-1) == problem.n).all()
-    assert seen == {*KINDS, *SHAPES}
+    assert seen == {*problems.KINDS, *problems.SHAPES}
 
 
 # --- planted false bounds ------------------------------------------------------------------------

@@ -163,22 +163,6 @@ def test_random_proposals_are_uniform_over_copies_places_and_tokens(model, tried
         assert len(row[places].unique()) == 1
 
 
-def test_a_round_of_random_search_finds_the_best_of_all_exchanges(model):
-    """By brute force: three places, four tokens, one, two or three copies; two of them are best."""
-    ids, tokens = IDS[:3], (20, 30, 40, 50)
-    places = [pair for c in (1, 2, 3) for pair in itertools.combinations(range(3), c)]
-    values = {
-        exchange: dense_constant(model, 0, torch.tensor(exchanged(ids, *exchange)))
-        for exchange in itertools.product(places, tokens)
-    }
-    best = max(values, key=values.get)
-    assert len(best[0]) > 1  # one copy would fall short
-    options = {"copies": (1, 2, 3), "allowed": some_tokens(*tokens)}
-    found = random_search(model, 0, ids, evaluations=201, batch=200, **options)
-    assert tuple(found.ids.tolist()) == exchanged(ids, *best)
-    assert found.value == pytest.approx(values[best], rel=1e-3)
-
-
 def test_random_sequences_are_uniform_and_the_best_is_returned(model):
     tokens = torch.arange(30, 34)
     options = {
