@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -75,9 +75,7 @@ PANELS = (
 )
 
 
-def redo(
-    folder: Path, *, instead: Mapping[str, str], every: int = 1, progress: bool = True
-) -> pd.DataFrame:
+def redo(folder: Path, *, instead: Mapping[str, str], every: int = 1) -> pd.DataFrame:
     """Measure all panels, and return exponents and the values at the greatest length, a row each.
 
     The folder receives ``encoder``, ``masked`` and ``adversarial`` as SVG and PNG, ``table.csv``,
@@ -86,10 +84,10 @@ def redo(
     lengths, and the greatest, are measured.
     """
     _check(instead)
-    cells = {p: _cells(p, instead, every) for p in PANELS if p.head is None}
-    table = sweep([cell for some in cells.values() for cell in some], folder, progress=progress)
     found = {
-        panel: _chosen(table, cells[panel]) if panel in cells else _worst(panel, instead, every)
+        panel: sweep(_cells(panel, instead, every), folder)
+        if panel.head is None
+        else _worst(panel, instead, every)
         for panel in PANELS
     }
     for name in dict.fromkeys(panel.figure for panel in PANELS):
@@ -125,12 +123,6 @@ def _cells(panel: Panel, instead: Mapping[str, str], every: int) -> list[Cell]:
 def _some(lengths: Sequence[int], every: int) -> list[int]:
     """Return every so many lengths, and the last."""
     return sorted({*lengths[::every], lengths[-1]})
-
-
-def _chosen(table: pd.DataFrame, cells: Sequence[Cell]) -> pd.DataFrame:
-    """Return the rows of the cells of a panel."""
-    own = pd.DataFrame([asdict(cell) for cell in cells])
-    return own[["model", "layer", "text", "decoder", "n"]].merge(table)
 
 
 def _worst(panel: Panel, instead: Mapping[str, str], every: int) -> pd.DataFrame:
@@ -196,13 +188,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     help_instead = "another model or text in place of the paper's, as gpt2=FOLDER or alice=FILE"
     parser.add_argument("--instead", nargs="+", default=[], metavar="NAME=X", help=help_instead)
     parser.add_argument("--every", type=int, default=1, help="only every so many lengths")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
     options = parser.parse_args(arguments)
     pooch.get_logger().setLevel("WARNING")  # else a refusal has more than one line
-    shown = {"every": options.every, "progress": not options.quiet}
     try:
         instead = dict(pair.split("=", 1) for pair in options.instead)
-        table = redo(options.folder, instead=instead, **shown)
+        table = redo(options.folder, instead=instead, every=options.every)
     except (ValueError, OSError, ImportError, RuntimeError) as error:
         print(f"paper: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

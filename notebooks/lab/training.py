@@ -193,7 +193,7 @@ def capped(parameters: Parameters, cap: float) -> Parameters:
     return found
 
 
-#: The methods that are compared, by the names that the page uses.
+#: The methods that are compared.
 METHODS = {
     "plain": Method(),
     "σ of attention": Method(sigma_of_attention, strengths=(1.0, 0.3, 0.1, 0.03)),
@@ -215,7 +215,7 @@ class Trained(NamedTuple):
 
 
 def train(
-    method: Method, strength: float, seeds: Sequence[int] = SEEDS, *, steps: int = STEPS
+    method: Method, strength: float, seeds: Sequence[int] = SEEDS, *, steps: int | None = None
 ) -> Trained:
     """Train one network for each seed, all at once, with Adam and a rate that falls to zero.
 
@@ -227,6 +227,7 @@ def train(
     >>> train(Method(), 0.0, (0, 1), steps=2).losses.shape
     torch.Size([2, 2])
     """
+    steps = STEPS if steps is None else steps
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     parameters = {name: p.requires_grad_() for name, p in initial(generators).items()}
     qk_norm = strength if method.qk_norm else None
@@ -323,14 +324,13 @@ def measure(
     fixed = {"qk_norm": trained.qk_norm}
     scores = logits(trained.parameters, X, **fixed)
     few = X[:, :MEASURED]
-    entering = states(trained.parameters, few, **fixed)
 
     def sigma(fn: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
         return local_lipschitz(fn, at, tol=1e-4, probability=None).value
 
     layers = [
-        sigma(partial(attend, trained.parameters, layer, **fixed), entering[layer])
-        for layer in range(LAYERS)
+        sigma(partial(attend, trained.parameters, layer, **fixed), at)
+        for layer, at in enumerate(states(trained.parameters, few, **fixed)[:-1])
     ]
     whole = sigma(partial(_as_row, trained.parameters, **fixed), few)
     found = {
@@ -354,17 +354,17 @@ def _share(which: Tensor) -> Tensor:
     return which.double().mean(-1)
 
 
-def study(name: str, *, steps: int = STEPS) -> dict:
+def study(name: str) -> dict:
     """Choose the strength of a method on other seeds, train with it, return what is stored."""
     method = METHODS[name]
     tried: dict[str, float] = {}
     for strength in method.strengths:
-        clear = margins(train(method, strength, CHOSEN_ON, steps=steps), *held_out(CHOSEN_ON)) > 0
+        clear = margins(train(method, strength, CHOSEN_ON), *held_out(CHOSEN_ON)) > 0
         accuracy = round(_share(clear).mean().item(), 4)
         tried[f"{strength:g}"] = accuracy
         if accuracy >= ACCURACY:
             break
-    trained = train(method, strength, steps=steps)
+    trained = train(method, strength)
     found = {"losses": trained.losses[::EVERY], **measure(trained)}
     numbers = short({key: values.tolist() for key, values in found.items()}, 5)
     return {"name": name, "strength": strength, "tried": tried, **numbers}
@@ -396,16 +396,11 @@ def main(arguments: list[str] | None = None) -> int:
     """Study every method, write the results to a file, and continue an interrupted run."""
     parser = argparse.ArgumentParser(prog="python -m lab.training", description=__doc__)
     parser.add_argument("file", type=Path, help="where the results go, as JSON")
-    parser.add_argument("--steps", type=int, default=STEPS, help="fewer, to see that all runs")
-    options = parser.parse_args(arguments)
-    command = COMMAND if options.steps == STEPS else f"{COMMAND} with {options.steps} steps"
-    parts = options.file.with_suffix(".part")
+    file = parser.parse_args(arguments).file
+    parts = file.with_suffix(".part")
     with one_thread():
-        found = [
-            kept(parts / f"{place}.json", partial(study, name, steps=options.steps))
-            for place, name in enumerate(METHODS)
-        ]
-    write_rows(options.file, "methods", found, command=command, versions=versions())
+        found = [kept(parts / f"{i}.json", partial(study, name)) for i, name in enumerate(METHODS)]
+    write_rows(file, "methods", found, command=COMMAND, versions=versions())
     shutil.rmtree(parts)
     return 0
 

@@ -59,7 +59,7 @@ def done(instead, tmp_path_factory):
     folder = tmp_path_factory.mktemp("paper")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(paper.LENGTHS, "ag_news", range(2, 123, 10))
-        yield folder, paper.redo(folder, instead=instead, every=60, progress=False)
+        yield folder, paper.redo(folder, instead=instead, every=60)
 
 
 def geometric_mean(values):
@@ -109,7 +109,7 @@ def test_a_second_run_measures_no_cell_and_writes_the_same(done, instead, monkey
     folder, table = done
     before = (folder / "table.csv").read_text()
     pairs = [f"{name}={other}" for name, other in instead.items()]
-    assert paper.main([str(folder), "--every", "60", "--quiet", "--instead", *pairs]) == 0
+    assert paper.main([str(folder), "--every", "60", "--instead", *pairs]) == 0
     printed = capsys.readouterr().out
     assert all(panel.title in printed for panel in paper.PANELS)
     assert (folder / "table.csv").read_text() == before

@@ -165,22 +165,28 @@ def test_what_is_stored_was_chosen_as_the_page_says():
 
 def test_one_command_makes_the_whole_file(monkeypatch, tmp_path):
     """Two steps of training and few sequences: every number that is stored, after a break, too."""
-    for name, small in {"HELD_OUT": 8, "MEASURED": 1, "PENALISED": 1, "BATCH": 8}.items():
+    for name, small in {
+        "HELD_OUT": 8,
+        "MEASURED": 1,
+        "PENALISED": 1,
+        "BATCH": 8,
+        "STEPS": 2,
+    }.items():
         monkeypatch.setattr(training, name, small)
     file = tmp_path / "training.json"
     whole, studied = training.study, []
 
-    def study(name, **options):
+    def study(name):
         studied.append(name)
         if studied == ["plain", "σ of attention"]:
             raise KeyboardInterrupt
-        return whole(name, **options)
+        return whole(name)
 
     monkeypatch.setattr(training, "study", study)
     with pytest.raises(KeyboardInterrupt):
-        training.main([str(file), "--steps", "2"])
+        training.main([str(file)])
     assert not file.exists()
-    assert training.main([str(file), "--steps", "2"]) == 0
+    assert training.main([str(file)]) == 0
     assert studied == ["plain", "σ of attention", *list(METHODS)[1:]]
     assert list(tmp_path.iterdir()) == [file]
     stored_as = stored_file("training.json", training.COMMAND)
