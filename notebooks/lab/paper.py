@@ -93,7 +93,7 @@ def redo(folder: Path, *, instead: Mapping[str, str], every: int = 1) -> pd.Data
     for name in dict.fromkeys(panel.figure for panel in PANELS):
         grid = _draw({panel: rows for panel, rows in found.items() if panel.figure == name})
         for kind in ("svg", "png"):
-            grid.savefig(folder / f"{name}.{kind}", facecolor=colours.colour("ground"))
+            grid.figure.savefig(folder / f"{name}.{kind}", facecolor=colours.colour("ground"))
     result = pd.DataFrame([_row(panel, rows) for panel, rows in found.items()])
     result.to_csv(folder / "table.csv", index=False)
     return result
