@@ -84,13 +84,7 @@ def jacobians(maps: Sequence[Captured]) -> list[AutogradJacobian]:
 
 
 def places(count: int) -> list[int]:
-    """Return the numbers k of first blocks that are measured together: about ten, with the last.
-
-    Examples
-    --------
-    >>> places(4), places(31)
-    ([1, 2, 3, 4], [1, 4, 7, 10, 13, 16, 19, 22, 25, 28, 31])
-    """
+    """Return the numbers k of first blocks that are measured together: about ten, with the last."""
     return sorted({*range(1, count + 1, max(1, count // 10)), count})
 
 

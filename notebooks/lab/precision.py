@@ -110,13 +110,6 @@ def predicted(
     error)/√3, the standard deviation of a uniform error. Signs are independent, but the same for
     equal numbers and opposite for opposite ones. If no two numbers are equal, the mean is an
     unbiased estimate of the squares of :math:`Dg` with its columns multiplied by these deviations.
-
-    Examples
-    --------
-    >>> f = Attention.from_matrices(torch.zeros(1, 1), torch.eye(1))
-    >>> options = {"generator": torch.Generator().manual_seed(0)}
-    >>> predicted(stage(f, torch.tensor([[1.001]]), "tokens"), torch.bfloat16, **options)
-    tensor([0.0023])
     """
     z, g = at
     total = 0

@@ -22,13 +22,7 @@ ROUNDED = ("scores", "weights", "values")
 
 
 def spacing(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the distance of neighbouring numbers of a floating-point format around each entry.
-
-    Examples
-    --------
-    >>> spacing(torch.tensor([1.0, 3.0]), torch.bfloat16)
-    tensor([0.0078, 0.0156])
-    """
+    """Return the distance of neighbouring numbers of a floating-point format around each entry."""
     info = torch.finfo(dtype)
     largest = x.abs().amax().item() if x.numel() else 0.0
     if not largest <= info.max:
@@ -53,13 +47,7 @@ def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def largest_error(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return how far rounding can move each entry: half the spacing, or zero for a zero.
-
-    Examples
-    --------
-    >>> largest_error(torch.tensor([0.0, 1.0]), torch.float16)
-    tensor([0.0000, 0.0005])
-    """
+    """Return how far rounding can move each entry: half the spacing, or zero for a zero."""
     return torch.where(x == 0, 0, spacing(x, dtype) / 2)
 
 

@@ -221,11 +221,6 @@ def train(
 
     Every seed has its own generator, for its weights first and then for its sequences, so that
     methods start alike and see the same sequences.
-
-    Examples
-    --------
-    >>> train(Method(), 0.0, (0, 1), steps=2).losses.shape
-    torch.Size([2, 2])
     """
     steps = STEPS if steps is None else steps
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
@@ -380,14 +375,7 @@ def stored() -> pd.DataFrame:
 
 
 def interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Return Student's interval for the mean of independent, normal values.
-
-    Examples
-    --------
-    >>> low, high = interval([1.0, 2.0, 3.0])
-    >>> round(low, 3), round(high, 3)
-    (-0.484, 4.484)
-    """
+    """Return Student's interval for the mean of independent, normal values."""
     found = stats.ttest_1samp(values, 0).confidence_interval(confidence)
     return float(found.low), float(found.high)
 

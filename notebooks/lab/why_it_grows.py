@@ -78,12 +78,5 @@ def column_means(P: Tensor) -> tuple[Tensor, Tensor]:
         \le \Big(\max_j \frac1n\sum_i P_{ij}\Big)^{1/2}
 
     Both have the shape (…) of weights P (…, n, n), whose rows sum to one.
-
-    Examples
-    --------
-    >>> import torch
-    >>> P = torch.tensor([[1.0, 0.0], [1.0, 0.0]])  # all the weight is on the first token
-    >>> [float(part) for part in column_means(P)]
-    [1.0, 1.0]
     """
     return P.mean(-2).amax(-1), P.square().mean(-2).sqrt().amax(-1)
