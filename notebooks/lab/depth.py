@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from lab.data import stored_file
 from lab.models import load
 from lab.models.signals import patches, photographs
 from lab.models.texts import load_text, sequences
+from lab.stored import kept, short
 from lipcore.autodiff import AutogradJacobian
 from lipcore.lipschitz import local_lipschitz
 from lipcore.models.capture import Captured, captured, module_of, record, whole
@@ -30,19 +32,11 @@ from lipcore.spectral import spectral_norm
 
 
 class Model(NamedTuple):
-    """A model that is stored.
+    """A model that is stored, and which photographs it sees; without them it reads the text."""
 
-    Parameters
-    ----------
-    after : tuple of str
-        Submodules that run after its blocks.
-    read : int
-        The output token that stands for the whole input: the last word, or the class token.
-    photographs : tuple of str
-        The photographs that it is measured on; a model without them reads the text.
-    """
-
+    #: submodules that run after its blocks
     after: tuple[str, ...] = ()
+    #: the output token that stands for the whole input: the last word, or the class token
     read: int = -1
     photographs: tuple[str, ...] = ()
 
@@ -54,31 +48,18 @@ MODELS = {
     "vit": Model(after=("layernorm",), read=0, photographs=("chelsea", "coffee", "rocket")),
 }
 #: Numbers of inputs, of tokens of text in each, and of patches along the side of a photograph.
-INPUTS = 3
-LENGTH = 16
-SIDE = 4
+INPUTS, LENGTH, SIDE = 3, 16, 4
 #: Of σ; where singular vectors are used, the iteration runs to its square.
 TOLERANCE = 1e-3
 
 
 def product(factors: Sequence[LinearOperator]) -> LinearOperator:
-    """Return the product of operators, of which the first is applied first.
-
-    >>> from lipcore.operators import MatrixOperator
-    >>> J = MatrixOperator(torch.tensor([[0.0, 2.0], [1.0, 0.0]]))
-    >>> product([J, J, J]).dense().tolist()
-    [[0.0, 4.0], [2.0, 0.0]]
-    """
+    """Return the product of operators, of which the first is applied first."""
     return functools.reduce(lambda done, J: J @ done, factors)
 
 
 def less_identity(J: LinearOperator) -> LinearOperator:
-    """Return J − I, the derivative of what a residual block adds to its input.
-
-    >>> from lipcore.operators import MatrixOperator
-    >>> less_identity(MatrixOperator(torch.tensor([[3.0]]))).dense().tolist()
-    [[2.0]]
-    """
+    """Return J − I, the derivative of what a residual block adds to its input."""
     shapes = J.batch_shape, J.input_shape, J.output_shape
     return FunctionOperator(lambda H: J.matvec(H) - H, lambda G: J.rmatvec(G) - G, J, *shapes)
 
@@ -86,18 +67,8 @@ def less_identity(J: LinearOperator) -> LinearOperator:
 def chain(model: nn.Module, *after: str, **inputs) -> list[Captured]:
     """Return the blocks of a running model as maps, in the order of running; each feeds the next.
 
-    Parameters
-    ----------
-    model : torch.nn.Module, or one from :func:`lab.models.load`
-    *after : str
-        Submodules that run after the blocks, such as a last normalisation.
-    **inputs
-        The inputs of the model, for one sequence.
-
-    Raises
-    ------
-    ValueError
-        If the output of a block is not what enters the next.
+    Submodules in ``after`` run after the blocks, such as a last normalisation; ``inputs`` are those
+    of the model, for one sequence. It is an error if a block does not feed the next alone.
     """
     module = module_of(model)
     maps = [captured(call) for call in record(module, [*blocks(module), *after], **inputs)]
@@ -113,13 +84,7 @@ def jacobians(maps: Sequence[Captured]) -> list[AutogradJacobian]:
 
 
 def places(count: int) -> list[int]:
-    """Return the numbers k of first blocks that are measured together: about ten, with the last.
-
-    Examples
-    --------
-    >>> places(4), places(31)
-    ([1, 2, 3, 4], [1, 4, 7, 10, 13, 16, 19, 22, 25, 28, 31])
-    """
+    """Return the numbers k of first blocks that are measured together: about ten, with the last."""
     return sorted({*range(1, count + 1, max(1, count // 10)), count})
 
 
@@ -131,43 +96,37 @@ def norms_up_to(factors: Sequence[LinearOperator], tol: float = TOLERANCE) -> Te
 
 def along(factors: Sequence[LinearOperator], H: Tensor) -> list[Tensor]:
     """Return a move of the first input, and its image under each factor in turn: L + 1 moves."""
-    moves = [H]
-    for J in factors:
-        moves.append(J.matvec(moves[-1]))
-    return moves
+    return list(itertools.accumulate(factors, lambda move, J: J.matvec(move), initial=H))
 
 
 def through(
     model: nn.Module, *after: str, read: int = -1, tol: float = TOLERANCE, **inputs
 ) -> dict:
-    """Return what the chapter shows of one sequence: numbers of each block, and of the whole.
+    """Return what the chapter shows of one sequence, the arguments of :func:`chain`.
 
-    Parameters are those of :func:`chain`; submodules that run after the blocks count as a block,
-    and ``read`` is the one output token that is read.
+    Lists over the L blocks, among which those that run after them count as one:
 
-    Returns
-    -------
-    dict
-        Lists over the L blocks: ``sigma``; ``branch``, of the block less the identity; ``gain``,
-        how much the block stretches the move that is worst for all of them together; ``cosine``, of
-        this move with the block's own worst one; ``first``, the share of the first token in what
-        the block makes of it; ``size``, the root mean square of the lengths of the tokens that
-        enter. ``up_to`` is σ of the first blocks together (:func:`norms_up_to`); ``from`` and
-        ``to`` are the shares of the tokens in the worst move of the model and in its answer.
-        Numbers: ``model``, of the model to its output; ``token``, ``read`` and ``others``, of the
-        output that moves most, of the one that is read, and of all but the first together.
+    * ``sigma``, ``branch``: σ of the block, and of the block less the identity;
+    * ``gain``, ``cosine``: how much the block stretches the move that is worst for all of them
+      together, and the cosine of this move with the block's own worst one;
+    * ``first``: the share of the first token in what the block makes of it;
+    * ``size``: the root mean square of the lengths of the tokens that enter.
+
+    ``up_to`` is σ of the first blocks together (:func:`norms_up_to`), ``from`` and ``to`` are the
+    shares of the tokens in the worst move of the model and in its answer. The numbers ``model``,
+    ``token``, ``read`` and ``others`` are σ of the model to its output, to the output token that
+    moves most, to the one that is read, and to all but the first together.
     """
     maps = chain(model, *after, **inputs)
     factors = jacobians(maps)
     own = [spectral_norm(J, tol=tol**2) for J in factors]
-    up_to = norms_up_to(factors, tol)
     worst = spectral_norm(product(factors), tol=tol**2).right
     moves = along(factors, worst)
     cosines = [r.right.mul(H / H.norm()).sum().abs() for r, H in zip(own, moves[:-1], strict=True)]
     lists = {
         "sigma": [r.value for r in own],
         "branch": [spectral_norm(less_identity(J), tol=tol).value for J in factors],
-        "up_to": list(up_to),
+        "up_to": list(norms_up_to(factors, tol)),
         "gain": [after.norm() / before.norm() for before, after in itertools.pairwise(moves)],
         "cosine": cosines,
         "first": [H[..., 0, :].square().sum() / H.square().sum() for H in moves[1:]],
@@ -191,14 +150,11 @@ def through(
 
 
 def product_and_whole(model: nn.Module, *after: str, tol: float = TOLERANCE, **inputs) -> dict:
-    """Return the product of the σ of the blocks, and σ of all together, for one sequence.
-
-    Parameters are those of :func:`chain`.
-    """
+    """Return the product of the σ of the blocks, and σ of all together, for one sequence."""
     factors = jacobians(chain(model, *after, **inputs))
     own = torch.cat([spectral_norm(J, tol=tol).value for J in factors])
-    whole = spectral_norm(product(factors), tol=tol).value
-    return {"product": own.prod().item(), "model": whole.item()}
+    together = spectral_norm(product(factors), tol=tol).value
+    return {"product": own.prod().item(), "model": together.item()}
 
 
 def inputs_of(name: str, model: nn.Module) -> list[dict[str, Tensor]]:
@@ -214,10 +170,10 @@ def inputs_of(name: str, model: nn.Module) -> list[dict[str, Tensor]]:
 def measured(name: str) -> dict:
     """Return one row of the stored table, in float64; ``again`` is for the other inputs."""
     model = load(name, dtype=torch.float64)
-    kept = MODELS[name]
+    shown = MODELS[name]
     first, *others = inputs_of(name, model)
-    found = through(model, *kept.after, read=kept.read, **first)
-    again = [product_and_whole(model, *kept.after, **inputs) for inputs in others]
+    found = through(model, *shown.after, read=shown.read, **first)
+    again = [product_and_whole(model, *shown.after, **inputs) for inputs in others]
     return {"name": name, "n": len(found["from"])} | found | {"again": again}
 
 
@@ -229,23 +185,11 @@ def stored() -> list[dict]:
 
 def main(path: str) -> None:
     """Measure every model, and store the table; after an interruption, go on where it was."""
-    unfinished = Path(path).with_suffix(".part")
-    rows = json.loads(unfinished.read_text(encoding="utf8")) if unfinished.exists() else []
-    for name in list(MODELS)[len(rows) :]:
-        rows.append(_rounded(measured(name)))
-        unfinished.write_text(json.dumps(rows), encoding="utf8")
-    table = {"command": "make depth", "versions": versions(), "rows": rows}
+    parts = Path(path).with_suffix(".part")
+    rows = [kept(parts / f"{name}.json", functools.partial(measured, name)) for name in MODELS]
+    table = {"command": "make depth", "versions": versions(), "rows": short(rows)}
     Path(path).write_text(json.dumps(table, indent=1) + "\n", encoding="utf8")
-    unfinished.unlink()
-
-
-def _rounded(value, digits: int = 6):
-    """Round numbers to this many digits."""
-    if isinstance(value, dict):
-        return {key: _rounded(part, digits) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_rounded(part, digits) for part in value]
-    return float(f"{value:.{digits}g}") if isinstance(value, float) else value
+    shutil.rmtree(parts)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@ r"""How far rounding inside a layer moves the output, and what the layer's deriv
 
 A layer is cut where something is rounded. The rest of it is a map g of the numbers z there, and the
 output moves by :math:`g(\mathrm{rd}(z)) - g(z)`. The prediction takes g as linear and the errors as
-random: uniform within the spacing of the format, and equal for equal numbers.
+random: uniform within the spacing of the format, and equal for equal numbers. In ``torch.int8`` the
+largest entry of a tensor is 127 steps.
 """
 
 from __future__ import annotations
@@ -13,40 +14,25 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lab.rounding import largest_error, rounded
+from lab import rounding
 from lipcore._heads import mask_scores_
 from lipcore.attention import Attention
 from lipcore.bounds.layer import check_covered
 
 #: What can be rounded, in the order of the computation in a layer.
 SOURCES = ("tokens", "parameters", "queries", "keys", "scores", "weights", "values")
-PARAMETERS = ("query", "key", "value", "output")
-BIASES = ("query_bias", "key_bias", "value_bias", "output_bias")
+_MATRICES = ("query", "key", "value", "output")
 
+#: The numbers z that are rounded, and the map g of them.
 Stage = tuple[tuple[Tensor, ...], Callable[..., Tensor]]
 
 
 def stage(attention: Attention, X: Tensor, source: str) -> Stage:
     """Return the numbers z that are rounded, and the map g from them to the output f(X) = g(*z).
 
-    Parameters
-    ----------
-    attention : Attention
-    X : Tensor, shape (n, d)
-    source : str
-        One of :data:`SOURCES`. Scores are λ(q·k), before biases and masks; queries and keys are
-        already rotated by their positions.
-
-    Returns
-    -------
-    z : tuple of Tensor
-    g : callable
-
-    Raises
-    ------
-    ValueError, TypeError
-        If there is no such source, X does not fit, or the layer has sinks, gates, a softcap or
-        normalised queries.
+    The source is one of :data:`SOURCES`. Scores are λ(q·k), before biases and masks; queries and
+    keys are already rotated by their positions. The layer has no sinks, gates, softcap or
+    normalised queries; X is (n, d).
 
     Examples
     --------
@@ -63,7 +49,8 @@ def stage(attention: Attention, X: Tensor, source: str) -> Stage:
     if source == "tokens":
         return (X,), attention
     if source == "parameters":
-        names = [n for n in (*PARAMETERS, *BIASES) if getattr(attention, n) is not None]
+        every = (*_MATRICES, *(f"{name}_bias" for name in _MATRICES))
+        names = [name for name in every if getattr(attention, name) is not None]
         parameters = tuple(getattr(attention, name) for name in names)
         return parameters, lambda *new: replace(attention, **dict(zip(names, new, strict=True)))(X)
     rows = slice(0, len(X))
@@ -76,27 +63,19 @@ def stage(attention: Attention, X: Tensor, source: str) -> Stage:
     def of_scores(scores: Tensor) -> Tensor:
         return joined(torch.softmax(mask_scores_(attention, scores.clone(), rows), dim=-1), v)
 
-    stages = {
+    z, g = {
         "queries": (q, lambda new: joined(attention.row_weights(new, k, rows), v)),
         "keys": (k, lambda new: joined(attention.row_weights(q, new, rows), v)),
         "scores": (q @ k.mT, of_scores),
         "weights": (P, lambda new: joined(new, v)),
         "values": (v, lambda new: joined(P, new)),
-    }
-    z, g = stages[source]
+    }[source]
     return (z,), g
 
 
 @torch.no_grad()
 def measured(at: Stage, dtype: torch.dtype) -> Tensor:
-    """Return how rounding to ``dtype`` moves the output: g(rounded z) − g(z).
-
-    Parameters
-    ----------
-    at : (tuple of Tensor, callable)
-        The numbers z and the map g: a :func:`stage`, or any other map.
-    dtype : torch.dtype
-        See :func:`largest_errors`.
+    """Return how rounding to ``dtype`` moves the output of a stage: g(rounded z) − g(z).
 
     Examples
     --------
@@ -113,18 +92,11 @@ def measured_inside(attention: Attention, X: Tensor, dtype: torch.dtype) -> Tens
     """Return how f(X) moves if scores, weights and values are all rounded, one after another.
 
     :func:`lab.rounding.rounding_upper` bounds the norm of this move.
-
-    Examples
-    --------
-    >>> f = Attention.from_matrices(torch.zeros(1, 1), torch.eye(1))
-    >>> measured_inside(f, torch.tensor([[1.001]]), torch.bfloat16)
-    tensor([[-0.0010]])
     """
     (scores,), of_scores = stage(attention, X, "scores")
-    rows = slice(0, len(X))
-    masked = mask_scores_(attention, rounded(scores, dtype), rows)
-    P = rounded(torch.softmax(masked, dim=-1), dtype)
-    values = rounded(attention.project(X)[2], dtype)
+    masked = mask_scores_(attention, rounding.rounded(scores, dtype), slice(0, len(X)))
+    P = rounding.rounded(torch.softmax(masked, dim=-1), dtype)
+    values = rounding.rounded(attention.project(X)[2], dtype)
     return attention.join_heads(P @ values, bias=True) - of_scores(scores)
 
 
@@ -138,42 +110,28 @@ def predicted(
     error)/√3, the standard deviation of a uniform error. Signs are independent, but the same for
     equal numbers and opposite for opposite ones. If no two numbers are equal, the mean is an
     unbiased estimate of the squares of :math:`Dg` with its columns multiplied by these deviations.
-
-    Examples
-    --------
-    >>> f = Attention.from_matrices(torch.zeros(1, 1), torch.eye(1))
-    >>> options = {"generator": torch.Generator().manual_seed(0)}
-    >>> predicted(stage(f, torch.tensor([[1.001]]), "tokens"), torch.bfloat16, **options)
-    tensor([0.0023])
     """
     z, g = at
     total = 0
     draws = [_signs(part, generator, probes) for part in z]
-    sizes = [largest_errors(part, dtype) / 3**0.5 for part in z]
+    sizes = [_largest_error(part, dtype) / 3**0.5 for part in z]
     for signs in zip(*draws, strict=True):
         errors = tuple(size * sign for size, sign in zip(sizes, signs, strict=True))
         total = total + torch.func.jvp(g, z, errors)[1].square().sum(-1)
     return (total / probes).sqrt()
 
 
-def largest_errors(z: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return how far rounding can move each entry; ``torch.int8`` has 127 for the largest entry.
-
-    Examples
-    --------
-    >>> largest_errors(torch.tensor([1.0, 127.0]), torch.int8)
-    tensor([0.5000, 0.5000])
-    """
+def _largest_error(z: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype == torch.int8:
         return torch.full_like(z, z.abs().amax().item() / 254)
-    return largest_error(z, dtype)
+    return rounding.largest_error(z, dtype)
 
 
 def _rounded(z: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype == torch.int8:
         step = z.abs().amax() / 127
         return torch.round(z / step) * step
-    return rounded(z, dtype)
+    return rounding.rounded(z, dtype)
 
 
 def _signs(z: Tensor, generator: torch.Generator, probes: int) -> Iterator[Tensor]:

@@ -22,30 +22,13 @@ ROUNDED = ("scores", "weights", "values")
 
 
 def spacing(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the distance of neighbouring numbers of ``dtype`` around each entry of x.
-
-    Parameters
-    ----------
-    x : Tensor
-    dtype : torch.dtype
-        A floating-point format, such as ``torch.bfloat16``.
-
-    Returns
-    -------
-    Tensor
-        It has the shape and the dtype of x.
-
-    Raises
-    ------
-    TypeError
-        If ``dtype`` is not a floating-point format.
-
-    Examples
-    --------
-    >>> spacing(torch.tensor([1.0, 3.0]), torch.bfloat16)
-    tensor([0.0078, 0.0156])
-    """
-    info = _format(dtype)
+    """Return the distance of neighbouring numbers of a floating-point format around each entry."""
+    info = torch.finfo(dtype)
+    largest = x.abs().amax().item() if x.numel() else 0.0
+    if not largest <= info.max:
+        raise ValueError(
+            f"x: expected entries of at most {info.max:g} for {dtype}, got {largest:g}"
+        )
     lowest = round(math.log2(info.smallest_normal))
     exponents = torch.where(x == 0, lowest, torch.frexp(x).exponent - 1)
     return torch.ldexp(torch.full_like(x, info.eps), exponents.clamp(min=lowest))
@@ -54,21 +37,18 @@ def spacing(x: Tensor, dtype: torch.dtype) -> Tensor:
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the nearest numbers of ``dtype``, ties to even, in the precision of x.
 
-    Raises
-    ------
-    TypeError
-        If ``dtype`` is not a floating-point format.
-    ValueError
-        If an entry is larger than the format allows, or not finite.
-
     Examples
     --------
     >>> rounded(torch.tensor([3.14159]), torch.bfloat16)
     tensor([3.1406])
     """
-    _check_range(x, dtype)
     step = spacing(x, dtype)
     return torch.round(x / step) * step
+
+
+def largest_error(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return how far rounding can move each entry: half the spacing, or zero for a zero."""
+    return torch.where(x == 0, 0, spacing(x, dtype) / 2)
 
 
 def rounding_upper(
@@ -85,24 +65,9 @@ def rounding_upper(
     up to half the spacing. Tokens and parameters are not rounded, and sums are exact. For rounded
     tokens see :func:`change_upper`.
 
-    Parameters
-    ----------
-    attention : Attention
-    X : Tensor, shape (…, n, d)
-    dtype : torch.dtype
-    sources : tuple of str
-        Which of ``"scores"``, ``"weights"``, ``"values"`` are rounded.
-
-    Returns
-    -------
-    Tensor, shape (…)
-        An upper bound of :math:`\|\hat f(X)-f(X)\|_F`.
-
-    Raises
-    ------
-    ValueError, TypeError
-        If X does not fit, scores or values do not fit into the format, a source is unknown, or the
-        layer has what no theorem covers (sinks, a softcap, normalised queries, gates).
+    For X (…, n, d) the result (…) is an upper bound of :math:`\|\hat f(X)-f(X)\|_F`. The layer has no
+    sinks, softcap, normalised queries or gates, which no theorem covers, and scores and values fit
+    into the floating-point format ``dtype``. ``sources`` are what is rounded, among :data:`ROUNDED`.
 
     Examples
     --------
@@ -129,7 +94,10 @@ def _at(attention: Attention, X: Tensor, dtype: torch.dtype, sources: tuple[str,
         score_errors = torch.where(log_p > -math.inf, largest_error(exact, dtype), 0)
     oscillation = score_errors.topk(min(2, len(X)), dim=-1).values.sum(-1)
     info = torch.finfo(dtype)
-    share, floor = (info.eps / 2, _smallest(dtype) / 2) if "weights" in sources else (0.0, 0.0)
+    share = floor = 0.0
+    if "weights" in sources:  # below the normal numbers the spacing is the smallest number
+        share = info.eps / 2
+        floor = info.eps * info.smallest_normal / 2
     value_errors = torch.zeros_like(values[..., 0])
     if "values" in sources:
         value_errors = largest_error(values, dtype).norm(dim=-1)
@@ -154,41 +122,3 @@ def _at(attention: Attention, X: Tensor, dtype: torch.dtype, sources: tuple[str,
         return join_heads(attention, alone, alone)
     projected = rows(values @ left.mT, norms(left)[:, None] * value_errors)
     return join_heads(attention, alone, projected)
-
-
-def largest_error(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return how far rounding can move each entry: half the spacing, or zero for a zero.
-
-    Raises
-    ------
-    TypeError
-        If ``dtype`` is not a floating-point format.
-    ValueError
-        If an entry is larger than the format allows, or not finite.
-
-    Examples
-    --------
-    >>> largest_error(torch.tensor([0.0, 1.0]), torch.float16)
-    tensor([0.0000, 0.0005])
-    """
-    _check_range(x, dtype)
-    return torch.where(x == 0, 0, spacing(x, dtype) / 2)
-
-
-def _smallest(dtype: torch.dtype) -> float:
-    """Return the smallest positive number; all numbers below the normal ones have this spacing."""
-    info = _format(dtype)
-    return info.eps * info.smallest_normal
-
-
-def _check_range(x: Tensor, dtype: torch.dtype) -> None:
-    largest = _format(dtype).max
-    found = x.abs().amax().item() if x.numel() else 0.0
-    if not found <= largest:
-        raise ValueError(f"x: expected entries of at most {largest:g} for {dtype}, got {found:g}")
-
-
-def _format(dtype: torch.dtype) -> torch.finfo:
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise TypeError(f"dtype: expected a floating-point format of PyTorch, got {dtype}")
-    return torch.finfo(dtype)

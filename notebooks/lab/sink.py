@@ -17,27 +17,18 @@ from lab.models.texts import load_text
 from lipcore.lipschitz import local_lipschitz
 
 #: The head of SmolLM2 that is shown.
-LAYER = 18
-HEAD = 3
+LAYER, HEAD = 18, 3
 #: How much of the King James Bible it reads: two sentences and a half.
 TOKENS = 44
 
 
 def measure_sink(lengths: Iterable[int] = range(1, TOKENS + 1)) -> dict:
-    """Return what one head does with a text, in double precision, at several lengths.
+    """Return what one head does with the first tokens of a text, in double precision.
 
-    Parameters
-    ----------
-    lengths : iterable of int
-        Numbers of tokens, from 1 to :data:`TOKENS`.
-
-    Returns
-    -------
-    dict
-        ``words``, the tokens as text; ``weights``, the attention of each on those up to itself, to
-        eight decimals; and for each length the spectral norm of the matrix of weights, ``norms``,
-        and the local constant of the head, ``constants``. The model reads from left to right, so
-        the weights at one length are a corner of those at a greater one.
+    ``words`` are the tokens, ``weights`` the attention of each on those up to itself: at a smaller
+    length they are a corner, for the model reads from left to right. For each of the lengths,
+    ``norms`` has the spectral norm of the weights, and ``constants`` the local constant of the
+    head.
     """
     model = models.load("smollm2", dtype=torch.float64)
     ids = model.encode(load_text("bible")[:1000])[:TOKENS]
@@ -45,21 +36,14 @@ def measure_sink(lengths: Iterable[int] = range(1, TOKENS + 1)) -> dict:
     head = model.attention(LAYER).head(HEAD)
     P = head.weights(X)[0]
     lengths = list(lengths)
-    norms = [torch.linalg.matrix_norm(P[:n, :n], 2).item() for n in lengths]
-    constants = [local_lipschitz(head, X[:n], tol=1e-9).value.item() for n in lengths]
     return {
         "words": [model.decode(token) for token in ids[:, None]],
         "weights": [[round(w, 8) for w in row[: i + 1]] for i, row in enumerate(P.tolist())],
-        "norms": norms,
-        "constants": constants,
+        "norms": [torch.linalg.matrix_norm(P[:n, :n], 2).item() for n in lengths],
+        "constants": [local_lipschitz(head, X[:n], tol=1e-9).value.item() for n in lengths],
     }
 
 
-def main(path: str) -> None:
-    """Measure the head, and write the file."""
-    text = json.dumps(measure_sink(), ensure_ascii=False, separators=(",", ":"))
-    Path(path).write_text(text + "\n", encoding="utf8")
-
-
 if __name__ == "__main__":
-    main(sys.argv[1])
+    found = json.dumps(measure_sink(), ensure_ascii=False, separators=(",", ":"))
+    Path(sys.argv[1]).write_text(found + "\n", encoding="utf8")

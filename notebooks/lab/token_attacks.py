@@ -7,12 +7,12 @@ decides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
-from torch import Tensor
-from tqdm import tqdm
+from torch import Generator, Tensor
 
 from lab.models.language_model import LanguageModel
 from lipcore._checks import check_count
@@ -28,16 +28,9 @@ _Exchange = tuple[Tensor, int]
 
 @dataclass(frozen=True, eq=False)
 class SearchResult:
-    """The result of a search over token sequences.
+    """The best sequence of a search, the constant of the layer there, and how it was found.
 
-    Attributes
-    ----------
-    ids : Tensor of int64, shape (n,)
-        The best sequence.
-    value : float
-        The local constant of the layer there.
-    history : Tensor, shape (evaluations,)
-        The best value after each exact evaluation, the start included; it never falls.
+    The history (evaluations,) is the best value after each exact evaluation, the start included.
     """
 
     ids: Tensor
@@ -64,23 +57,8 @@ def token_scores(model: LanguageModel, layer: int, ids: Tensor) -> Tensor:
     A linear model of LayerNorm too would prefer the tokens with the longest embeddings, although
     LayerNorm removes their length.
 
-    Parameters
-    ----------
-    model : LanguageModel
-        A model of BERT type.
-    layer : int
-    ids : Tensor of integers, shape (n,)
-
-    Returns
-    -------
-    Tensor, shape (n, vocabulary)
-        The changes, zero for the tokens that are there.
-
-    Raises
-    ------
-    ValueError, TypeError, IndexError
-        If the model is not of BERT type, the ids are no single sequence of it, or there is no such
-        layer.
+    The result has shape (n, vocabulary), and is zero for the tokens that are there. The model is
+    of BERT type, and ids (n,) are one sequence.
     """
     if model.architecture != "BERT":
         raise ValueError(f"model: expected one of BERT type, got {model.architecture}")
@@ -97,10 +75,7 @@ def token_scores(model: LanguageModel, layer: int, ids: Tensor) -> Tensor:
 
 
 def entering(model: LanguageModel, layer: int, x0: Tensor) -> Tensor:
-    """Return what enters the attention of ``layer`` of a BERT whose embeddings are x0.
-
-    Both have shape (n, d), and the result is differentiable in x0.
-    """
+    """Return what enters the attention of ``layer`` of a BERT, from its embeddings x0 (n, d)."""
     X = x0[None]
     mask = None
     if model.causal:
@@ -129,17 +104,7 @@ def _products(model: LanguageModel, gradient: Tensor) -> Tensor:
 
 
 def guided_search(
-    model: LanguageModel,
-    layer: int,
-    ids: Tensor,
-    *,
-    evaluations: int,
-    batch: int = 16,
-    copies: Sequence[int] = (1, 2, 4),
-    per_position: int = 4,
-    allowed: Tensor | None = None,
-    generator: torch.Generator | None = None,
-    progress: bool = True,
+    model: LanguageModel, layer: int, ids: Tensor, *, per_position: int = 4, **options
 ) -> SearchResult:
     """Search greedily by exchanges that the gradient favours, each of which is evaluated exactly.
 
@@ -151,89 +116,39 @@ def guided_search(
 
     Parameters
     ----------
-    model : LanguageModel
-    layer : int
     ids : Tensor of integers, shape (n,)
         The sequence at which the search begins.
     evaluations : int
         The number of exact evaluations in all, the start included.
-    batch : int
-        The number of exchanges that are evaluated together.
-    copies : sequence of int
-        At how many positions the new token may be put at once; ``(1,)`` means one at a time.
-    per_position : int
-        From how many tokens a position may choose; more help where first order is a poor guide.
+    batch, copies, per_position
+        16, (1, 2, 4) and 4 if left out.
     allowed : Tensor of bool, shape (vocabulary,), optional
         Tokens that may be put in; all if left out.
     generator : torch.Generator, optional
         The source of chance; a fixed seed if left out.
-    progress : bool
-
-    Returns
-    -------
-    SearchResult
-
-    Raises
-    ------
-    ValueError, TypeError, IndexError
-        If the ids, the layer, ``copies`` or ``allowed`` do not fit the model.
     """
-    allowed = _check_allowed(model, allowed)
-    per_position = check_count("per_position", per_position)
-    generator = generator or torch.Generator().manual_seed(0)
-    pools: list[list[_Exchange]] = []
-    scored: Tensor | None = None
 
-    def propose(ids: Tensor, copies: list[int], count: int) -> list[_Exchange]:
-        nonlocal pools, scored
-        if scored is not ids:
-            scores = token_scores(model, layer, ids).masked_fill(~allowed, -torch.inf)
-            scores = scores.scatter(1, ids[:, None], -torch.inf)
-            pools = [_pool(scores, c, per_position, generator) for c in copies]
-            scored = ids
-        found: list[_Exchange] = []
-        while len(found) < count and (left := [pool for pool in pools if pool]):
-            found.append(left[_draw(len(left), generator)].pop())
-        return found
+    def propose(ids, copies, allowed, generator) -> Iterator[_Exchange]:
+        scores = token_scores(model, layer, ids).masked_fill(~allowed, -torch.inf)
+        scores = scores.scatter(1, ids[:, None], -torch.inf)
+        pools = [_pool(scores, c, per_position, generator) for c in copies]
+        while left := [pool for pool in pools if pool]:
+            yield left[_draw(len(left), generator)].pop()
 
-    return _search(model, layer, ids, propose, copies, evaluations, batch, progress)
+    return _search(model, layer, ids, propose, **options)
 
 
-def random_search(
-    model: LanguageModel,
-    layer: int,
-    ids: Tensor,
-    *,
-    evaluations: int,
-    batch: int = 16,
-    copies: Sequence[int] = (1, 2, 4),
-    allowed: Tensor | None = None,
-    generator: torch.Generator | None = None,
-    progress: bool = True,
-) -> SearchResult:
-    """Search as :func:`guided_search` does, with positions and tokens drawn uniformly.
+def random_search(model: LanguageModel, layer: int, ids: Tensor, **options) -> SearchResult:
+    """Search as :func:`guided_search` does, with positions and tokens drawn uniformly."""
 
-    Parameters
-    ----------
-    model, layer, ids, evaluations, batch, copies, allowed, generator, progress
-        As in :func:`guided_search`.
-
-    Returns
-    -------
-    SearchResult
-    """
-    tokens = _check_allowed(model, allowed).nonzero()[:, 0]
-    generator = generator or torch.Generator().manual_seed(0)
-
-    def propose(ids: Tensor, copies: list[int], count: int) -> list[_Exchange]:
-        drawn = []
-        for _ in range(count):
+    def propose(ids, copies, allowed, generator) -> Iterator[_Exchange]:
+        tokens = allowed.nonzero()[:, 0]
+        while True:
             places = torch.randperm(len(ids), generator=generator)
             places = places[: copies[_draw(len(copies), generator)]]
-            drawn.append((places, int(tokens[_draw(len(tokens), generator)])))
-        return drawn
+            yield places, int(tokens[_draw(len(tokens), generator)])
 
-    return _search(model, layer, ids, propose, copies, evaluations, batch, progress)
+    return _search(model, layer, ids, propose, **options)
 
 
 def random_sequences(
@@ -242,31 +157,15 @@ def random_sequences(
     n: int,
     *,
     evaluations: int,
+    allowed: Tensor,
+    generator: Generator,
     batch: int = 16,
-    allowed: Tensor | None = None,
-    generator: torch.Generator | None = None,
-    progress: bool = True,
 ) -> SearchResult:
-    """Return the sequence of largest constant among ``evaluations`` with uniformly drawn tokens.
-
-    Parameters
-    ----------
-    n : int
-        The number of tokens in a sequence.
-    model, layer, evaluations, batch, allowed, generator, progress
-        Those of :func:`guided_search`.
-
-    Returns
-    -------
-    SearchResult
-    """
-    tokens = _check_allowed(model, allowed).nonzero()[:, 0]
-    generator = generator or torch.Generator().manual_seed(0)
-    shape = (check_count("evaluations", evaluations), check_count("n", n))
-    drawn = tokens[torch.randint(len(tokens), shape, generator=generator)]
+    """Return the best of sequences of n allowed tokens, drawn uniformly."""
+    tokens = allowed.nonzero()[:, 0]
+    drawn = tokens[torch.randint(len(tokens), (evaluations, n), generator=generator)]
     f = model.attention(layer)
-    parts = tqdm(drawn.split(check_count("batch", batch)), leave=False, disable=not progress)
-    values = torch.cat([evaluate(model, layer, part, f) for part in parts]).double()
+    values = torch.cat([evaluate(model, layer, part, f) for part in drawn.split(batch)]).double()
     return SearchResult(drawn[values.argmax()], values.max().item(), values.cummax(0).values)
 
 
@@ -274,41 +173,43 @@ def _search(
     model: LanguageModel,
     layer: int,
     ids: Tensor,
-    propose: Callable[[Tensor, list[int], int], list[_Exchange]],
-    copies: Sequence[int],
+    propose: Callable[..., Iterator[_Exchange]],
+    *,
     evaluations: int,
-    batch: int,
-    progress: bool,
+    batch: int = 16,
+    copies: Sequence[int] = (1, 2, 4),
+    allowed: Tensor | None = None,
+    generator: Generator | None = None,
 ) -> SearchResult:
     """Make the best of each round's exchanges where it raises the constant."""
-    evaluations = check_count("evaluations", evaluations)
-    batch = check_count("batch", batch)
     f = model.attention(layer)
     history = evaluate(model, layer, ids, f).double()
     ids = _one_sequence(ids)
-    copies = _check_copies(copies, len(ids))
-    with tqdm(
-        total=evaluations, initial=1, desc="token search", leave=False, disable=not progress
-    ) as ticks:
-        while len(history) < evaluations:
-            exchanges = propose(ids, copies, min(batch, evaluations - len(history)))
-            if not exchanges:  # none is left
-                history = torch.cat([history, history[-1:].expand(evaluations - len(history))])
-                break
-            candidates = ids.repeat(len(exchanges), 1)
-            for candidate, (places, token) in zip(candidates, exchanges, strict=True):
-                candidate[places] = token
-            values = evaluate(model, layer, candidates, f).double()
-            if values.max() > history[-1]:
-                ids = candidates[values.argmax()]
-            history = torch.cat([history, values]).cummax(0).values
-            ticks.update(len(exchanges))
+    # one copy always fits
+    copies = [c for c in copies if check_count("copies", c) <= len(ids)] or [1]
+    if allowed is None:
+        allowed = torch.ones(model.vocab_size, dtype=torch.bool)
+    if allowed.dtype != torch.bool or allowed.shape != (model.vocab_size,) or not allowed.any():
+        raise ValueError(f"allowed: expected {model.vocab_size} truth values, some of them true")
+    generator = generator or Generator().manual_seed(0)
+    exchanges = propose(ids, copies, allowed, generator)
+    while (missing := check_count("evaluations", evaluations) - len(history)) > 0:
+        tried = list(islice(exchanges, min(batch, missing)))
+        if not tried:  # none is left
+            history = torch.cat([history, history[-1:].expand(missing)])
+            break
+        candidates = ids.repeat(len(tried), 1)
+        for candidate, (places, token) in zip(candidates, tried, strict=True):
+            candidate[places] = token
+        values = evaluate(model, layer, candidates, f).double()
+        if values.max() > history[-1]:
+            ids = candidates[values.argmax()]
+            exchanges = propose(ids, copies, allowed, generator)
+        history = torch.cat([history, values]).cummax(0).values
     return SearchResult(ids, history[-1].item(), history)
 
 
-def _pool(
-    scores: Tensor, copies: int, per_position: int, generator: torch.Generator
-) -> list[_Exchange]:
+def _pool(scores: Tensor, copies: int, per_position: int, generator: Generator) -> list[_Exchange]:
     """Return the best exchanges with this many copies, in random order, without scores of −∞."""
     n, vocabulary = scores.shape
     if copies == 1:
@@ -326,33 +227,11 @@ def _pool(
     return [found[k] for k in torch.randperm(len(found), generator=generator).tolist()]
 
 
-def _draw(count: int, generator: torch.Generator) -> int:
+def _draw(count: int, generator: Generator) -> int:
     return int(torch.randint(count, (), generator=generator))
 
 
 def _one_sequence(ids: Tensor) -> Tensor:
-    """Return a copy of the ids as a vector."""
     if ids.numel() != ids.shape[-1]:
         raise ValueError(f"ids: expected one sequence, got shape {tuple(ids.shape)}")
     return ids.flatten().long().clone()
-
-
-def _check_copies(copies: Sequence[int], n: int) -> list[int]:
-    """Return the counts as a list, without those beyond the sequence (one copy always fits)."""
-    if not isinstance(copies, Sequence):
-        raise TypeError(f"copies: expected a sequence of counts, got {copies!r}")
-    checked = [check_count("copies", c) for c in copies]
-    if not checked:
-        raise ValueError("copies: expected at least one count, got none")
-    return [c for c in checked if c <= n] or [1]
-
-
-def _check_allowed(model: LanguageModel, allowed: Tensor | None) -> Tensor:
-    if allowed is None:
-        return torch.ones(model.vocab_size, dtype=torch.bool)
-    is_mask = isinstance(allowed, Tensor) and allowed.dtype == torch.bool
-    if not is_mask or tuple(allowed.shape) != (model.vocab_size,):
-        raise ValueError(f"allowed: expected a boolean tensor of shape ({model.vocab_size},)")
-    if not bool(allowed.any()):
-        raise ValueError("allowed: expected some token, got none")
-    return allowed

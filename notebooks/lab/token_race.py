@@ -6,56 +6,35 @@ r"""Searches over token sequences, compared at equal budget and many times over.
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
+import pandas as pd
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from lab import models
 from lab._threads import one_thread
-from lab.data import stored_file
 from lab.models.language_model import LanguageModel
 from lab.models.texts import load_text, sequences
-from lab.token_attacks import (
-    SearchResult,
-    guided_search,
-    random_search,
-    random_sequences,
-)
+from lab.stored import read_rows, short, write_rows
+from lab.token_attacks import SearchResult, guided_search, random_search, random_sequences
 from lipcore.models.measure import versions
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-#: The number of tokens in a sequence.
-LENGTH = 16
-#: The number of exact evaluations that every search may use.
-BUDGET = 161
-#: The number of repeats, each with a text and a seed of its own.
-REPEATS = 48
+#: Tokens in a sequence, exact evaluations of a search, repeats with a text and a seed of their own.
+LENGTH, BUDGET, REPEATS = 16, 161, 48
 #: The settings of the searches were chosen on texts among these first tokens of the manual.
 CHOSEN_ON = 1600
 #: Best values are stored after each block of this many evaluations.
 EVERY = 8
 
 
-@dataclass(frozen=True)
-class Entrant:
-    """One search that is compared: a way to use the budget.
+class Entrant(NamedTuple):
+    """One way to use the budget: random sequences first, then a search from the best of them.
 
-    Attributes
-    ----------
-    first : int
-        How many random sequences are evaluated before the search begins at the best of them; with
-        none, it begins at a piece of text.
-    search : callable, optional
-        :func:`~lab.token_attacks.guided_search` or a similar function; None if only random
-        sequences are evaluated.
+    Without random sequences the search begins at a piece of text.
     """
 
     first: int
@@ -75,9 +54,9 @@ ENTRANTS = {
 def plain_tokens(model: LanguageModel) -> Tensor:
     """Return a mask of the tokens that are easy to write: no special tokens, no other alphabets."""
     words = [model.tokenizer.id_to_token(i) for i in range(model.vocab_size)]
-    return torch.tensor(
-        [word.isascii() and not (word.startswith("[") and len(word) > 2) for word in words]
-    )
+    special = [word.startswith("[") and len(word) > 2 for word in words]
+    plain = [word.isascii() for word in words]
+    return torch.tensor(plain) & ~torch.tensor(special)
 
 
 def run(
@@ -90,38 +69,18 @@ def run(
     seed: int,
     budget: int = BUDGET,
 ) -> SearchResult:
-    """Run one search once, with the whole budget.
+    """Run one search once, with the whole budget of exact evaluations.
 
-    Parameters
-    ----------
-    model : LanguageModel
-        Of BERT type.
-    layer : int
-    entrant : Entrant
-    ids : Tensor of integers, shape (n,)
-        The piece of text at which a search without random sequences begins; it gives the length.
-    allowed : Tensor of bool, shape (vocabulary,)
-        Tokens that may be put in.
-    seed : int
-        The seed; searches with the same seed evaluate the same random sequences.
-    budget : int
-        The number of exact evaluations in all.
-
-    Returns
-    -------
-    SearchResult
-        The result, with a history of ``budget`` values.
+    A search without random sequences begins at the piece of text ``ids`` (n,). Searches with the
+    same seed evaluate the same random sequences.
     """
-    generator = torch.Generator().manual_seed(seed)
-    options = {"allowed": allowed, "generator": generator, "progress": False}
+    options = {"allowed": allowed, "generator": torch.Generator().manual_seed(seed)}
     first = min(entrant.first, budget)
-    found = None
-    if first:
-        found = random_sequences(model, layer, len(ids), evaluations=first, **options)
+    if not first:
+        return entrant.search(model, layer, ids, evaluations=budget, **options)
+    found = random_sequences(model, layer, len(ids), evaluations=first, **options)
     if entrant.search is None:
         return found
-    if found is None:
-        return entrant.search(model, layer, ids, evaluations=budget, **options)
     # the start was evaluated already, so that it is counted once
     later = entrant.search(model, layer, found.ids, evaluations=budget - first + 1, **options)
     history = torch.cat([found.history, later.history[1:]])
@@ -133,44 +92,14 @@ def starts(model: LanguageModel) -> Tensor:
     return sequences(model, load_text("pydoc")[:30_000], LENGTH, REPEATS, start=CHOSEN_ON)
 
 
-def race(
-    model: LanguageModel, layer: int, *, entrants: dict[str, Entrant] | None = None
-) -> Iterator[dict]:
-    """Yield one record for each run: search, seed, piece of text, best values, last sequence.
-
-    Without ``entrants``, those of :data:`ENTRANTS` run.
-    """
-    allowed = plain_tokens(model)
-    pieces = starts(model)
-    for name, entrant in (entrants or ENTRANTS).items():
-        for seed, ids in enumerate(pieces):
-            found = run(model, layer, entrant, ids, allowed=allowed, seed=seed)
-            yield {
-                "entrant": name,
-                "seed": seed,
-                "text": ids.tolist(),
-                "best": [float(f"{value:.5g}") for value in found.history[::EVERY].tolist()],
-                "ids": found.ids.tolist(),
-            }
-
-
 def stored() -> pd.DataFrame:
     """Return the runs that are kept with the book, one row each.
 
-    Returns
-    -------
-    pandas.DataFrame
-        Columns ``entrant``, ``seed``, ``text`` (the piece where a search without random sequences
-        begins), ``best`` (after 1, 9, …, 161 evaluations) and ``ids`` (the sequence at the end);
-        ``attrs`` say how it was made.
+    Columns are ``entrant``, ``seed``, ``text`` (the piece where a search without random sequences
+    begins), ``best`` (after 1, 9, …, 161 evaluations) and ``ids`` (the sequence at the end);
+    ``attrs`` say how it was made.
     """
-    import pandas as pd
-
-    file = stored_file("searches.json", "make searches")
-    content = json.loads(file.read_text(encoding="utf8"))
-    table = pd.DataFrame(content["runs"])
-    table.attrs = content["made"]
-    return table
+    return read_rows("searches.json", "runs", "make searches")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -179,12 +108,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("file", type=Path, help="where the runs go, as JSON")
     file = parser.parse_args(arguments).file
     model = models.load("minilm")
+    allowed = plain_tokens(model)
+    plan = [(name, *piece) for name in ENTRANTS for piece in enumerate(starts(model))]
+    rows = []
     with one_thread():
-        total = len(ENTRANTS) * REPEATS
-        runs = list(tqdm(race(model, 0), total=total, unit="run"))
+        for name, seed, ids in tqdm(plan, unit="run"):
+            found = run(model, 0, ENTRANTS[name], ids, allowed=allowed, seed=seed)
+            best = short(found.history[::EVERY].tolist(), 5)
+            row = {"entrant": name, "seed": seed, "text": ids.tolist(), "best": best}
+            rows.append(row | {"ids": found.ids.tolist()})
     made = {"model": "minilm", "layer": 0, "text": "pydoc", "versions": versions()}
-    lines = ",\n".join(json.dumps(one) for one in runs)
-    file.write_text(f'{{"made": {json.dumps(made)},\n"runs": [\n{lines}\n]}}\n', encoding="utf8")
+    write_rows(file, "runs", rows, **made)
     return 0
 
 

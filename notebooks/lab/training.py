@@ -4,59 +4,49 @@ A sequence lists pairs of a key and a value, one token each, and its last token 
 keys; the answer is the value beside it. Embeddings are random and fixed, so that a distance between
 tokens means the same for every network. Several seeds are trained at once: parameters and tokens
 have the seed as their first dimension, and nothing passes from one seed to another.
+``python -m lab.training FILE`` makes what is stored.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
+import shutil
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+import pandas as pd
 import torch
 from scipy import stats
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
 from lab._threads import one_thread
-from lab.data import stored_file
 from lab.rivals import softmax_norm_upper
+from lab.stored import kept, read_rows, short, write_rows
 from lipcore import local_lipschitz
 from lipcore.models.measure import versions
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 Parameters = dict[str, Tensor]
 
-#: Pairs in a sequence, different keys and values, width, heads, dimensions of a head, layers.
-PAIRS = 11
-KEYS = 16
-VALUES = 8
-WIDTH = 32
-HEADS = 2
-HEAD = 16
-LAYERS = 2
-STEPS = 300
-BATCH = 64
-RATE = 3e-3
+#: Pairs in a sequence, different keys and values.
+PAIRS, KEYS, VALUES = 11, 16, 8
+#: Width, heads, dimensions of a head, layers.
+WIDTH, HEADS, HEAD, LAYERS = 32, 2, 16, 2
+STEPS, BATCH, RATE = 300, 64, 3e-3
 #: A penalty is computed at every fourth step, with four times its weight, on some sequences.
-LAZY = 4
-PENALISED = 8
+LAZY, PENALISED = 4, 8
 #: The tolerance of σ's singular vectors in a penalty, and with them of its gradient.
 TOLERANCE = 0.1
 #: The seeds whose results are reported, and those on which strengths were chosen.
-SEEDS = (0, 1, 2, 3, 4)
-CHOSEN_ON = (100, 101)
+SEEDS, CHOSEN_ON = (0, 1, 2, 3, 4), (100, 101)
 #: The chosen strength is the first, from smooth to free, that keeps this accuracy.
 ACCURACY = 0.99
 #: The number of held-out sequences, and of those on which σ is measured.
-HELD_OUT = 256
-MEASURED = 8
+HELD_OUT, MEASURED = 256, 8
 #: Radii of the attack, in which all tokens move together; a token has a norm of about 5.7.
 RADII = (0.5, 1.0, 1.5)
 #: Steps between the losses that are kept, and what makes the file of results.
@@ -65,26 +55,15 @@ COMMAND = "make training"
 
 
 class Method(NamedTuple):
-    """One method of keeping a network smooth.
+    """One method of keeping a network smooth, of the strengths that are tried, smooth to free."""
 
-    Parameters
-    ----------
-    penalty : callable, optional
-        A function from parameters and tokens (seeds, batch, n, d) to one number for each seed,
-        which is added to the loss.
-    cap : bool
-        Whether singular values of the weights are clipped at the strength.
-    qk_norm : bool
-        Whether queries and keys have length one; their products are multiplied by the strength.
-    attack : bool
-        Whether it learns at tokens that one gradient step, as long as the strength, has moved.
-    strengths : tuple of float
-        The strengths that are tried, from smooth to free.
-    """
-
+    #: adds penalty(parameters, tokens), a number for each seed, to the loss
     penalty: Callable[[Parameters, Tensor], Tensor] | None = None
+    #: clips the singular values of the weights at the strength
     cap: bool = False
+    #: gives queries and keys length one, and multiplies their products by the strength
     qk_norm: bool = False
+    #: learns at tokens that one gradient step, as long as the strength, has moved
     attack: bool = False
     strengths: tuple[float, ...] = (0.0,)
 
@@ -98,17 +77,9 @@ def embeddings() -> dict[str, Tensor]:
 
 
 def sequences(generators: Sequence[torch.Generator], count: int) -> tuple[Tensor, Tensor]:
-    """Draw tokens (seeds, count, 12, 32) and the right answers (seeds, count).
-
-    Examples
-    --------
-    >>> X, answers = sequences([torch.Generator().manual_seed(0)], 3)
-    >>> X.shape, answers.shape
-    (torch.Size([1, 3, 12, 32]), torch.Size([1, 3]))
-    """
+    """Draw tokens (seeds, count, 12, 32) and the right answers (seeds, count)."""
     table = embeddings()
-    tokens = []
-    answers = []
+    tokens, answers = [], []
     for generator in generators:
         shuffled = torch.rand(count, KEYS, generator=generator).argsort(-1)
         keys = shuffled[:, :PAIRS]  # no key twice
@@ -125,11 +96,9 @@ def initial(generators: Sequence[torch.Generator]) -> Parameters:
     shapes = {"answer": (VALUES, WIDTH)}
     for layer in range(LAYERS):
         shapes |= {f"{name}{layer}": (HEADS, HEAD, WIDTH) for name in ("query", "key", "value")}
-        shapes |= {
-            f"output{layer}": (HEADS, WIDTH, HEAD),
-            f"up{layer}": (2 * WIDTH, WIDTH),
-            f"down{layer}": (WIDTH, 2 * WIDTH),
-        }
+        shapes[f"output{layer}"] = (HEADS, WIDTH, HEAD)
+        shapes[f"up{layer}"] = (2 * WIDTH, WIDTH)
+        shapes[f"down{layer}"] = (WIDTH, 2 * WIDTH)
 
     def draw(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         entries = torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -172,13 +141,14 @@ def logits(parameters: Parameters, X: Tensor, qk_norm: float | None = None) -> T
     return torch.einsum("svd,s...d->s...v", parameters["answer"], last)
 
 
+def _as_row(parameters: Parameters, X: Tensor, qk_norm: float | None = None) -> Tensor:
+    return logits(parameters, X, qk_norm)[..., None, :]
+
+
 def sigma_of_attention(parameters: Parameters, X: Tensor) -> Tensor:
     """Return σ of the attention of each layer at its tokens, added up, one number for each seed."""
-    entering = states(parameters, X)
-    total = sum(
-        _sigma(partial(attend, parameters, layer), entering[layer]) for layer in range(LAYERS)
-    )
-    return total.mean(-1)
+    layers = enumerate(states(parameters, X)[:-1])
+    return sum(_sigma(partial(attend, parameters, i), entering) for i, entering in layers).mean(-1)
 
 
 def sigma_of_network(parameters: Parameters, X: Tensor) -> Tensor:
@@ -186,13 +156,18 @@ def sigma_of_network(parameters: Parameters, X: Tensor) -> Tensor:
     return _sigma(partial(_as_row, parameters), X).mean(-1)
 
 
+def _sigma(fn: Callable[[Tensor], Tensor], X: Tensor) -> Tensor:
+    with warnings.catch_warnings():  # at a crossing any of the gradients will do
+        warnings.filterwarnings("ignore", message="differentiable")
+        return local_lipschitz(fn, X, differentiable=True, tol=TOLERANCE, probability=None).value
+
+
 def mixing(parameters: Parameters, X: Tensor) -> Tensor:
     """Return the sum over heads and layers of ‖P‖ times the norm of the projected value matrix."""
-    entering = states(parameters, X)
     total = 0.0
-    for layer in range(LAYERS):
+    for layer, entering in enumerate(states(parameters, X)[:-1]):
         passed = parameters[f"output{layer}"] @ parameters[f"value{layer}"]
-        P = weights(parameters, layer, entering[layer])
+        P = weights(parameters, layer, entering)
         size = torch.linalg.matrix_norm(passed, 2)[:, None] * torch.linalg.matrix_norm(P, 2)
         total = total + size.sum(-1)
     return total.mean(-1)
@@ -204,21 +179,13 @@ def softmax_jacobian(parameters: Parameters, X: Tensor) -> Tensor:
     This is our reading of the regulariser JaSMin (Yudin et al. 2025), whose abstract says that it
     makes the norm of the softmax's Jacobian small (:prf:ref:`lem-rivals-softmax`).
     """
-    entering = states(parameters, X)
-    rows = [
-        softmax_norm_upper(weights(parameters, layer, entering[layer])) for layer in range(LAYERS)
-    ]
+    layers = enumerate(states(parameters, X)[:-1])
+    rows = [softmax_norm_upper(weights(parameters, i, entering)) for i, entering in layers]
     return torch.stack(rows).mean((0, -1, -2, -3))
 
 
 def capped(parameters: Parameters, cap: float) -> Parameters:
-    """Clip the singular values of every matrix at ``cap``.
-
-    Examples
-    --------
-    >>> capped({"answer": torch.diag(torch.tensor([3.0, 0.5]))}, 1.0)["answer"].diagonal()
-    tensor([1.0000, 0.5000])
-    """
+    """Clip the singular values of every matrix at ``cap``."""
     found = {}
     for name, matrix in parameters.items():
         U, S, Vh = torch.linalg.svd(matrix, full_matrices=False)
@@ -226,7 +193,7 @@ def capped(parameters: Parameters, cap: float) -> Parameters:
     return found
 
 
-#: The methods that are compared, by the names that the page uses.
+#: The methods that are compared.
 METHODS = {
     "plain": Method(),
     "σ of attention": Method(sigma_of_attention, strengths=(1.0, 0.3, 0.1, 0.03)),
@@ -248,18 +215,14 @@ class Trained(NamedTuple):
 
 
 def train(
-    method: Method, strength: float, seeds: Sequence[int] = SEEDS, *, steps: int = STEPS
+    method: Method, strength: float, seeds: Sequence[int] = SEEDS, *, steps: int | None = None
 ) -> Trained:
     """Train one network for each seed, all at once, with Adam and a rate that falls to zero.
 
     Every seed has its own generator, for its weights first and then for its sequences, so that
     methods start alike and see the same sequences.
-
-    Examples
-    --------
-    >>> train(Method(), 0.0, (0, 1), steps=2).losses.shape
-    torch.Size([2, 2])
     """
+    steps = STEPS if steps is None else steps
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     parameters = {name: p.requires_grad_() for name, p in initial(generators).items()}
     qk_norm = strength if method.qk_norm else None
@@ -269,8 +232,7 @@ def train(
         X, answers = sequences(generators, BATCH)
         if method.attack:
             X = X - strength * _unit(_slope(Trained(parameters, qk_norm), X, answers))
-        scores = logits(parameters, X, qk_norm)
-        loss = cross_entropy(scores.movedim(-1, 1), answers, reduction="none").mean(-1)
+        loss = _loss(logits(parameters, X, qk_norm), answers)
         total = loss.sum()
         if method.penalty is not None and step % LAZY == 0:
             total = total + LAZY * strength * method.penalty(parameters, X[:, :PENALISED]).sum()
@@ -283,8 +245,12 @@ def train(
             clipped = capped({name: p.detach() for name, p in parameters.items()}, strength)
             for name, matrix in clipped.items():
                 parameters[name].data.copy_(matrix)
-    kept = {name: p.detach() for name, p in parameters.items()}
-    return Trained(kept, qk_norm, torch.stack(losses))
+    found = {name: p.detach() for name, p in parameters.items()}
+    return Trained(found, qk_norm, torch.stack(losses))
+
+
+def _loss(scores: Tensor, answers: Tensor) -> Tensor:
+    return cross_entropy(scores.movedim(-1, 1), answers, reduction="none").mean(-1)
 
 
 def margins(trained: Trained, X: Tensor, answers: Tensor) -> Tensor:
@@ -307,28 +273,32 @@ def attacked(
     least = margins(trained, X, answers)
     for _ in range(steps):
         H = H - radius / 2 * _unit(_slope(trained, X + H, answers))
-        H = H * (radius / _size(H).clamp(min=1e-300)).clamp(max=1)
+        H = H * (radius / _size(H)).clamp(max=1)
         least = torch.minimum(least, margins(trained, X + H, answers))
     return least
 
 
-def rounded(parameters: Parameters, kind: str) -> Parameters:
-    """Return weights in fewer bits: ``"int8"`` (one scale for each row) or ``"bfloat16"``.
+def _slope(trained: Trained, X: Tensor, answers: Tensor) -> Tensor:
+    Y = X.detach().requires_grad_()
+    return torch.autograd.grad(margins(trained, Y, answers).sum(), Y)[0]
 
-    Examples
-    --------
-    >>> W = {"answer": torch.tensor([[1.0, 0.3]])}
-    >>> rounded(W, "int8")["answer"] * 127
-    tensor([[127.,  38.]])
-    """
+
+def _size(H: Tensor) -> Tensor:
+    return H.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-300)
+
+
+def _unit(H: Tensor) -> Tensor:
+    return H / _size(H)
+
+
+def rounded(parameters: Parameters, kind: str) -> Parameters:
+    """Return weights in fewer bits: ``"bfloat16"``, or ``"int8"`` with one scale for each row."""
     if kind == "bfloat16":
         return {name: W.bfloat16().to(W.dtype) for name, W in parameters.items()}
-    if kind != "int8":
-        raise ValueError(f'kind: expected "int8" or "bfloat16", got {kind!r}')
     found = {}
     for name, W in parameters.items():
-        scale = W.abs().amax(-1, keepdim=True).clamp(min=1e-300) / 127
-        found[name] = (W / scale).round() * scale
+        step = W.abs().amax(-1, keepdim=True).clamp(min=1e-300) / 127
+        found[name] = (W / step).round() * step
     return found
 
 
@@ -346,24 +316,21 @@ def measure(
     """
     X, answers = held_out(seeds)
     clear = margins(trained, X, answers)
-    scores = logits(trained.parameters, X, trained.qk_norm)
+    fixed = {"qk_norm": trained.qk_norm}
+    scores = logits(trained.parameters, X, **fixed)
     few = X[:, :MEASURED]
-    entering = states(trained.parameters, few, trained.qk_norm)
-    options = {"tol": 1e-4, "probability": None}
+
+    def sigma(fn: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
+        return local_lipschitz(fn, at, tol=1e-4, probability=None).value
+
     layers = [
-        local_lipschitz(
-            partial(attend, trained.parameters, layer, qk_norm=trained.qk_norm),
-            entering[layer],
-            **options,
-        ).value
-        for layer in range(LAYERS)
+        sigma(partial(attend, trained.parameters, layer, **fixed), at)
+        for layer, at in enumerate(states(trained.parameters, few, **fixed)[:-1])
     ]
-    whole = local_lipschitz(
-        partial(_as_row, trained.parameters, qk_norm=trained.qk_norm), few, **options
-    ).value
+    whole = sigma(partial(_as_row, trained.parameters, **fixed), few)
     found = {
         "accuracy": _share(clear > 0),
-        "loss": cross_entropy(scores.movedim(-1, 1), answers, reduction="none").mean(-1),
+        "loss": _loss(scores, answers),
         "margin": clear.median(-1).values,
         "sigma attention": torch.stack(layers).amax(0).mean(-1),
         "sigma network": whole.mean(-1),
@@ -372,124 +339,58 @@ def measure(
     for radius in radii:
         found[f"attacked {radius:g}"] = _share(attacked(trained, X, answers, radius) > 0)
     for kind in ("int8", "bfloat16"):
-        moved = logits(rounded(trained.parameters, kind), X, trained.qk_norm)
+        moved = logits(rounded(trained.parameters, kind), X, **fixed)
         found[f"{kind} moved"] = ((moved - scores).norm(dim=-1) / clear.abs()).median(-1).values
         found[f"{kind} flipped"] = _share(moved.argmax(-1) != scores.argmax(-1))
     return found
-
-
-def choose(method: Method, tried: dict[str, float], *, steps: int = STEPS) -> float:
-    """Return the strongest strength that keeps the accuracy on other seeds; fill ``tried``."""
-    for strength in method.strengths:
-        trained = train(method, strength, CHOSEN_ON, steps=steps)
-        clear = margins(trained, *held_out(CHOSEN_ON)) > 0
-        tried[f"{strength:g}"] = round(_share(clear).mean().item(), 4)
-        if tried[f"{strength:g}"] >= ACCURACY:
-            break
-    return strength
-
-
-def study(name: str, *, steps: int = STEPS) -> dict:
-    """Choose the strength of a method, train with it, and return what ``stored`` keeps."""
-    method = METHODS[name]
-    tried: dict[str, float] = {}
-    strength = choose(method, tried, steps=steps)
-    trained = train(method, strength, steps=steps)
-    found = {key: _short(values) for key, values in measure(trained).items()}
-    losses = [_short(row) for row in trained.losses[::EVERY]]
-    return {"name": name, "strength": strength, "tried": tried, "losses": losses, **found}
-
-
-def stored() -> pd.DataFrame:
-    """Return the results that are kept with the book, one row for each method.
-
-    Returns
-    -------
-    pandas.DataFrame
-        Index ``name``; columns ``strength``, ``tried`` (accuracies by strength), ``losses`` (a row
-        for every twentieth step) and those of :func:`measure`, lists with one number for each seed.
-
-    Examples
-    --------
-    >>> len(stored().loc["plain", "accuracy"])
-    5
-    """
-    import pandas as pd
-
-    content = json.loads(stored_file("training.json", COMMAND).read_text(encoding="utf8"))
-    table = pd.DataFrame(content["methods"]).set_index("name")
-    table.attrs = content["made"]
-    return table
-
-
-def interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Return Student's interval for the mean of independent, normal values.
-
-    Examples
-    --------
-    >>> low, high = interval([1.0, 2.0, 3.0])
-    >>> round(low, 3), round(high, 3)
-    (-0.484, 4.484)
-    """
-    values = torch.as_tensor(values, dtype=torch.float64)
-    centre = values.mean().item()
-    reach = float(stats.t.ppf((1 + confidence) / 2, len(values) - 1))
-    reach *= values.std().item() / math.sqrt(len(values))
-    return centre - reach, centre + reach
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Study every method, write the results to a file, and continue an interrupted run."""
-    parser = argparse.ArgumentParser(prog="python -m lab.training", description=__doc__)
-    parser.add_argument("file", type=Path, help="where the results go, as JSON")
-    parser.add_argument("--steps", type=int, default=STEPS, help="fewer, to see that all runs")
-    options = parser.parse_args(arguments)
-    command = COMMAND if options.steps == STEPS else f"{COMMAND} with {options.steps} steps"
-    made = {"command": command, "versions": versions()}
-    unfinished = options.file.with_suffix(".part")
-    found = json.loads(unfinished.read_text(encoding="utf8")) if unfinished.exists() else {}
-    with one_thread():
-        for name in METHODS:
-            if name not in found:
-                found[name] = study(name, steps=options.steps)
-                unfinished.write_text(json.dumps(found), encoding="utf8")
-    methods = ",\n".join(json.dumps(found[name], ensure_ascii=False) for name in METHODS)
-    text = f'{{"made": {json.dumps(made)},\n"methods": [\n{methods}\n]}}\n'
-    options.file.write_text(text, encoding="utf8")
-    unfinished.unlink()
-    return 0
-
-
-def _short(values: Tensor) -> list[float]:
-    return [float(f"{value:.5g}") for value in values.tolist()]
-
-
-def _as_row(parameters: Parameters, X: Tensor, qk_norm: float | None = None) -> Tensor:
-    return logits(parameters, X, qk_norm)[..., None, :]
-
-
-def _sigma(fn: Callable[[Tensor], Tensor], X: Tensor) -> Tensor:
-    with warnings.catch_warnings():  # at a crossing any of the gradients will do
-        warnings.filterwarnings("ignore", message="differentiable")
-        found = local_lipschitz(fn, X, differentiable=True, tol=TOLERANCE, probability=None)
-    return found.value
 
 
 def _share(which: Tensor) -> Tensor:
     return which.double().mean(-1)
 
 
-def _slope(trained: Trained, X: Tensor, answers: Tensor) -> Tensor:
-    Y = X.detach().requires_grad_()
-    return torch.autograd.grad(margins(trained, Y, answers).sum(), Y)[0]
+def study(name: str) -> dict:
+    """Choose the strength of a method on other seeds, train with it, return what is stored."""
+    method = METHODS[name]
+    tried: dict[str, float] = {}
+    for strength in method.strengths:
+        clear = margins(train(method, strength, CHOSEN_ON), *held_out(CHOSEN_ON)) > 0
+        accuracy = round(_share(clear).mean().item(), 4)
+        tried[f"{strength:g}"] = accuracy
+        if accuracy >= ACCURACY:
+            break
+    trained = train(method, strength)
+    found = {"losses": trained.losses[::EVERY], **measure(trained)}
+    numbers = short({key: values.tolist() for key, values in found.items()}, 5)
+    return {"name": name, "strength": strength, "tried": tried, **numbers}
 
 
-def _size(H: Tensor) -> Tensor:
-    return H.norm(dim=(-2, -1), keepdim=True)
+def stored() -> pd.DataFrame:
+    """Return the results that are kept with the book, one row for each method.
+
+    Columns are ``strength``, ``tried`` (accuracies by strength), ``losses`` (a row for every
+    twentieth step) and those of :func:`measure`, lists with one number for each seed.
+    """
+    return read_rows("training.json", "methods", COMMAND).set_index("name")
 
 
-def _unit(H: Tensor) -> Tensor:
-    return H / _size(H).clamp(min=1e-300)
+def interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Return Student's interval for the mean of independent, normal values."""
+    found = stats.ttest_1samp(values, 0).confidence_interval(confidence)
+    return float(found.low), float(found.high)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Study every method, write the results to a file, and continue an interrupted run."""
+    parser = argparse.ArgumentParser(prog="python -m lab.training", description=__doc__)
+    parser.add_argument("file", type=Path, help="where the results go, as JSON")
+    file = parser.parse_args(arguments).file
+    parts = file.with_suffix(".part")
+    with one_thread():
+        found = [kept(parts / f"{i}.json", partial(study, name)) for i, name in enumerate(METHODS)]
+    write_rows(file, "methods", found, command=COMMAND, versions=versions())
+    shutil.rmtree(parts)
+    return 0
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -22,46 +22,18 @@ SHARES = 1e-6
 def layer_constants(
     model: LanguageModel,
     ids: Tensor,
-    lengths: Iterable[int],
+    lengths: Sequence[int],
     *,
-    layers: Sequence[int] | None = None,
+    layers: Sequence[int],
     count: int = 10,
     start: int | torch.Generator = 0,
     tol: float = 1e-2,
 ) -> np.ndarray:
-    """Return local constants of layers on consecutive pieces of a text, at several lengths.
+    """Return local constants (layers, lengths, count) on consecutive pieces of a text.
 
-    Parameters
-    ----------
-    model : LanguageModel
-    ids : Tensor of integers, shape (tokens,)
-        The text.
-    lengths : iterable of int
-    layers : sequence of int, optional
-        All if left out.
-    count, start
-        The number of pieces and their start, as for :func:`lab.models.texts.sequences`.
-    tol : float
-        The relative tolerance; values are lower by at most about this much.
-
-    Returns
-    -------
-    ndarray, shape (layers, lengths, count)
-
-    Raises
-    ------
-    ValueError, IndexError
-        If no layer or length is given, the text is too short, a length exceeds the model's
-        positions, or there is no such layer.
-    RuntimeError
-        If a constant did not converge to the tolerance.
+    The pieces are those of :func:`lab.models.texts.sequences`. Values are lower than the constants
+    by at most about ``tol``, in relative terms; if one did not converge, RuntimeError is raised.
     """
-    layers = list(range(model.n_layers) if layers is None else layers)
-    lengths = list(lengths)
-    if not (layers and lengths):
-        raise ValueError(
-            f"layers, lengths: expected at least one of each, got {layers} and {lengths}"
-        )
     attentions = {layer: model.attention(layer) for layer in layers}
     constants = np.empty((len(layers), len(lengths), count))
     for column, n in enumerate(lengths):
@@ -70,9 +42,7 @@ def layer_constants(
         for row, layer in enumerate(layers):
             found = local_lipschitz(attentions[layer], states[layer], tol=tol)
             if not bool(found.converged.all()):
-                raise RuntimeError(
-                    f"tol: expected every constant at n={n} to converge to {tol:g}, some did not"
-                )
+                raise RuntimeError(f"tol: a constant at n={n} did not converge to {tol:g}")
             constants[row, column] = found.value.numpy(force=True)
     return constants
 
@@ -84,22 +54,8 @@ def term_shares(attention: Attention, X: Tensor, found: SpectralNorm) -> Tensor:
     :math:`\langle G, \mathrm{term}[H]\rangle/\sigma` add up to one. A share is negative where a
     term works against the others.
 
-    Parameters
-    ----------
-    attention : Attention
-    X : Tensor, shape (…, n, d)
-    found : SpectralNorm
-        ``local_lipschitz(attention, X, tol=SHARES)``.
-
-    Returns
-    -------
-    Tensor, shape (…, 3)
-        Mixing, own query (the query term), and others' keys (the key term).
-
-    Raises
-    ------
-    ValueError
-        If a constant is zero.
+    ``found`` is ``local_lipschitz(attention, X, tol=SHARES)``; the shares (…, 3) are those of
+    mixing, own query (the query term), and others' keys (the key term).
 
     Examples
     --------
@@ -121,21 +77,6 @@ def column_means(P: Tensor) -> tuple[Tensor, Tensor]:
     .. math:: \max_j \Big(\frac1n\sum_i P_{ij}^2\Big)^{1/2} \le \frac{\|P\|_2}{\sqrt n}
         \le \Big(\max_j \frac1n\sum_i P_{ij}\Big)^{1/2}
 
-    Parameters
-    ----------
-    P : Tensor, shape (…, n, n)
-        Attention weights; rows sum to one.
-
-    Returns
-    -------
-    mean, root_mean_square : Tensor, shape (…)
-        :math:`\max_j q_j` and :math:`\max_j p_j`.
-
-    Examples
-    --------
-    >>> import torch
-    >>> P = torch.tensor([[1.0, 0.0], [1.0, 0.0]])  # all the weight is on the first token
-    >>> [float(part) for part in column_means(P)]
-    [1.0, 1.0]
+    Both have the shape (…) of weights P (…, n, n), whose rows sum to one.
     """
     return P.mean(-2).amax(-1), P.square().mean(-2).sqrt().amax(-1)

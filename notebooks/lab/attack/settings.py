@@ -8,44 +8,29 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
-from lab.attack.ball import ball_setting
+from lab import l2, rivals
 from lab.attack.candidates import Candidate, LocalCandidate, closed_forms, local_forms
-from lab.attack.outcome import Outcome
+from lab.attack.gradients import ball_setting, measure_setting, rounding_setting
 from lab.attack.problems import (
+    LARGEST_LOG_MASS,
     Inputs,
+    Outcome,
     Problem,
     first_inputs,
     generator_of,
+    largest_ratio,
     make_problem,
+    normal,
     perturbed,
     truth,
+    uniform,
 )
-from lab.attack.roundings import rounding_setting
-from lab.attack.truth import (
-    dense_jacobian,
-    frobenius_norm,
-    reverse_mode_jacobian,
-    token_norm,
-)
-from lab.attack.weighted import weighted_setting
-from lab.l2 import l2_attention_upper
-from lab.rivals import (
-    emadi2026_softmax_norm,
-    emadi2026_token_upper,
-    kim2021_l2_upper,
-    kim2021_l2_upper_restated,
-    softmax_norm_upper,
-)
+from lab.attack.truth import dense_jacobian, frobenius_norm, reverse_mode_jacobian, token_norm
 from lab.zoo import l2_attention_map
 from lipcore import bounds
-from lipcore.adversarial import (
-    ascend,
-    eigenvector_inputs,
-    score_gap_inputs,
-    worst_case_inputs,
-)
+from lipcore.adversarial import ascend, eigenvector_inputs, score_gap_inputs, worst_case_inputs
 from lipcore.attention import Attention
 
 #: The sizes of the random moves, one after the other.
@@ -71,91 +56,80 @@ def head_setting(
     if not closed and not local:
         return
     inputs, sigma, tries = _search(problem, generator, ascent=index % ASCENT_EVERY == 0)
+    outcome = problem.outcome()
     log_sigma = sigma.max().log().item()
     for candidate in closed:
-        ratio = _ratio(log_sigma, candidate.log_bound(problem))
-        yield _outcome(problem, candidate.name, candidate.source, ratio, tries)
+        ratio = 0.0  # a bound of zero on a constant of zero holds
+        if log_sigma > -math.inf:
+            ratio = math.exp(min(log_sigma - candidate.log_bound(problem), 700.0))
+        yield outcome(candidate.name, candidate.source, ratio, tries)
     if inputs.masses is None:
-        yield from _local_outcomes(problem, inputs, sigma, local, generator)
+        others = torch.randperm(len(sigma), generator=generator)[:5]
+        some = torch.cat([sigma.argmax()[None], others])
+        yield from _local_outcomes(problem, inputs.X[some], sigma[some], local)
 
 
-def _outcome(problem: Problem, bound: str, source: str, ratio: float, tries: int) -> Outcome:
-    return Outcome(bound, source, ratio, tries, problem.describe(), large_a=problem.size >= 1)
-
-
-def _search(
-    problem: Problem, generator: torch.Generator, *, ascent: bool
-) -> tuple[Inputs, Tensor, int]:
+def _search(problem: Problem, generator: Generator, *, ascent: bool) -> tuple[Inputs, Tensor, int]:
     """Return inputs of the problem, the truth at each, and how many were tried to find them."""
-    inputs = _with_worst_case(problem, first_inputs(problem, generator))
+    inputs = first_inputs(problem, generator)
+    inputs = inputs.join(_worst_cases(problem, inputs))
     sigma = truth(problem, inputs)
-    passed = 0
+
+    def best() -> Inputs:
+        return inputs.pick(sigma.topk(min(4, len(sigma))).indices)
+
+    def join(more: Inputs) -> tuple[Inputs, Tensor]:
+        return inputs.join(more), torch.cat([sigma, truth(problem, more)])
+
     for move in MOVES:
-        near = perturbed(problem, _best(inputs, sigma), move, generator)
-        inputs, sigma = _extended(problem, inputs, sigma, near)
-    if ascent and inputs.masses is None:
-        start = _best(inputs, sigma).X
-        f = Attention.from_matrices(problem.A, problem.V, causal=problem.causal)
-        reached = ascend(f, start, problem.radius, steps=ASCENT_STEPS, progress=False)
-        inputs, sigma = _extended(problem, inputs, sigma, Inputs(reached.X))
-        passed = (ASCENT_STEPS - 1) * len(start)
-    return inputs, sigma, len(sigma) + passed
+        inputs, sigma = join(perturbed(problem, best(), move, generator))
+    if not ascent or inputs.masses is not None:
+        return inputs, sigma, len(sigma)
+    start = best().X
+    reached = ascend(problem.head(), start, problem.radius, steps=ASCENT_STEPS, progress=False)
+    inputs, sigma = join(Inputs(reached.X))
+    return inputs, sigma, len(sigma) + (ASCENT_STEPS - 1) * len(start)
 
 
-def _extended(
-    problem: Problem, inputs: Inputs, sigma: Tensor, more: Inputs
-) -> tuple[Inputs, Tensor]:
-    return inputs.join(more), torch.cat([sigma, truth(problem, more)])
-
-
-def _best(inputs: Inputs, sigma: Tensor, count: int = 4) -> Inputs:
-    return inputs.pick(sigma.topk(min(count, len(sigma))).indices)
-
-
-def _with_worst_case(problem: Problem, inputs: Inputs) -> Inputs:
-    """Return the inputs and the theory's worst cases, with several masses of the gap's pair."""
+def _worst_cases(problem: Problem, inputs: Inputs) -> Inputs:
+    """Return the worst cases of the theory, with several masses of the gap's pair."""
+    A, n, radius = problem.A, problem.n, problem.radius
     if inputs.masses is None:
-        worst = [worst_case_inputs(problem.A, problem.n, problem.radius, causal=problem.causal)]
+        worst = [worst_case_inputs(A, n, radius, causal=problem.causal)]
         if _has_balanced_query(problem):
-            worst.append(
-                bounds.construction_inputs(
-                    "torn", problem.A, problem.n, problem.radius, V=problem.V
-                )
-            )
-        return inputs.join(Inputs(torch.stack(worst)))
-    first, others = score_gap_inputs(problem.A, 2, problem.radius)
-    lowest = problem.smallest_log_mass
+            worst.append(bounds.construction_inputs("torn", A, n, radius, V=problem.V))
+        return Inputs(torch.stack(worst))
+    first, others = score_gap_inputs(A, 2, radius)
+    lowest = -min(2 * problem.size, LARGEST_LOG_MASS)  # the worst measures have masses of e^(−2a)
     share = torch.logspace(lowest, 0, 10, base=math.e, dtype=torch.float64)[:, None] / 2
-    n = inputs.X.shape[1]
-    X = torch.stack([first, *[others] * (n - 1)]).expand(len(share), n, -1)
-    masses = torch.cat([share, ((1 - share) / (n - 1)).expand(-1, n - 1)], dim=1)
+    places = inputs.X.shape[1]
+    X = torch.stack([first, *[others] * (places - 1)]).expand(len(share), places, -1)
+    masses = torch.cat([share, ((1 - share) / (places - 1)).expand(-1, places - 1)], dim=1)
     if problem.kind == "counts":
-        counts = (masses[:, 1:] * problem.n).floor().clamp(min=1)
-        masses = torch.cat([problem.n - counts.sum(-1, keepdim=True), counts], dim=1)
+        counts = (masses[:, 1:] * n).floor().clamp(min=1)
+        masses = torch.cat([n - counts.sum(-1, keepdim=True), counts], dim=1)
         masses = torch.where(masses[:, :1] >= 1, masses, inputs.masses[: len(share)])
-    return inputs.join(Inputs(X, masses))
+    return Inputs(X, masses)
+
+
+def _has_balanced_query(problem: Problem) -> bool:
+    return len(problem.A) > 1 and problem.n > 2 and problem.size > 0
 
 
 def _local_outcomes(
-    problem: Problem,
-    inputs: Inputs,
-    sigma: Tensor,
-    candidates: Sequence[LocalCandidate],
-    generator: torch.Generator,
+    problem: Problem, X: Tensor, sigma: Tensor, candidates: Sequence[LocalCandidate]
 ) -> Iterator[Outcome]:
-    """Test local bounds at the worst input and some others, then the largest-token norm."""
-    some = torch.cat([sigma.argmax()[None], torch.randperm(len(sigma), generator=generator)[:5]])
-    X = inputs.X[some]
-    f = Attention.from_matrices(problem.A, problem.V, causal=problem.causal)
-    outcome = partial(_outcome, problem, tries=len(X))
+    """Test local bounds at some inputs, and bounds in the largest-token norm."""
+    f = problem.head()
+    outcome = partial(problem.outcome(), tries=len(X))
     for candidate in candidates:
-        ratio = _largest_ratio(sigma[some], candidate.bound(f, X))
+        ratio = largest_ratio(sigma, candidate.bound(f, X))
         yield outcome(candidate.name, candidate.source, ratio)
-    theta = emadi2026_softmax_norm(f.weights(X)).amax((-2, -1)).clamp(max=1.0)
+    theta = rivals.emadi2026_softmax_norm(f.weights(X)).amax((-2, -1)).clamp(max=1.0)
     norms = {"radius": problem.radius, "norm_a": problem.norm_a, "norm_v": problem.norm_v}
-    bound = [emadi2026_token_upper(theta=t, **norms) for t in theta.tolist()]
+    bound = [rivals.emadi2026_token_upper(theta=t, **norms) for t in theta.tolist()]
     token = token_norm(dense_jacobian(problem.A, problem.V, X, causal=problem.causal))
-    ratio = _largest_ratio(token, token.new_tensor(bound))
+    ratio = largest_ratio(token, token.new_tensor(bound))
     yield outcome("emadi2026_token_upper", "emadi2026", ratio)
 
 
@@ -164,44 +138,39 @@ def lower_setting(seed: int, index: int) -> Iterator[Outcome]:
     problem = make_problem(generator_of(seed, index))
     n = problem.n if problem.kind == "counts" else max(problem.n, 2)
     problem = replace(problem, kind="causal" if problem.causal else "counts", n=n)
-    gamma, u = bounds.eigen_gamma(problem.A)
-    at_eigen = _one_against_all(problem, eigenvector_inputs)
+    A, V = problem.A, problem.V
+    gamma, u = bounds.eigen_gamma(A)
     sizes = {"n": n, "radius": problem.radius}
-    outcome = partial(_outcome, problem, tries=1)
+    norm = {"gamma": gamma, "norm_v": problem.norm_v, **sizes}
+    outcome = partial(problem.outcome(), tries=1)
+    at_eigen = _one_against_all(problem, eigenvector_inputs)
     if problem.causal:
-        value = bounds.masked_lower(gamma=gamma, norm_v=problem.norm_v, **sizes)
-        yield outcome("masked_lower", "paper", _quotient(value, at_eigen))
+        ratio = largest_ratio(bounds.masked_lower(**norm), at_eigen)
+        yield outcome("masked_lower", "paper", ratio)
         return
-    value = bounds.adversarial_lower(gamma=gamma, norm_v=problem.norm_v, **sizes)
-    yield outcome("adversarial_lower", "paper", _quotient(value, at_eigen))
-    value = bounds.refined_lower(gamma=gamma, norm_vu=(problem.V @ u).norm().item(), **sizes)
-    yield outcome("refined_lower", "book", _quotient(value, at_eigen))
-    value = bounds.score_gap_lower(A=problem.A, V=problem.V, **sizes)
+    value = bounds.adversarial_lower(**norm)
+    yield outcome("adversarial_lower", "paper", largest_ratio(value, at_eigen))
+    value = bounds.refined_lower(gamma=gamma, norm_vu=(V @ u).norm().item(), **sizes)
+    yield outcome("refined_lower", "book", largest_ratio(value, at_eigen))
     at_gap = _one_against_all(problem, score_gap_inputs)
-    yield outcome("score_gap_lower", "book", _quotient(value, at_gap))
-    yield from _repeated_tokens(replace(problem, n=min(n, 1000)), outcome)
+    value = bounds.score_gap_lower(A=A, V=V, **sizes)
+    yield outcome("score_gap_lower", "book", largest_ratio(value, at_gap))
+    if problem.size > 0:
+        yield from _repeated_tokens(replace(problem, n=min(n, 1000)), outcome)
 
 
-def _one_against_all(
-    problem: Problem, construction: Callable[[Tensor, int, float], Tensor]
-) -> float:
+def _one_against_all(problem: Problem, construction: Callable[..., Tensor]) -> float:
     """Return the truth for x_1 once and then n − 1 times x_2."""
     if problem.causal:
         inputs = Inputs(construction(problem.A, problem.n, problem.radius)[None])
     else:
-        pair = construction(problem.A, 2, problem.radius)
-        inputs = Inputs(pair[None], _masses(1, problem.n - 1))
+        counts = torch.tensor([[1, problem.n - 1]], dtype=torch.float64)
+        inputs = Inputs(construction(problem.A, 2, problem.radius)[None], counts)
     return truth(problem, inputs).item()
-
-
-def _has_balanced_query(problem: Problem) -> bool:
-    return len(problem.A) > 1 and problem.n > 2 and problem.size > 0
 
 
 def _repeated_tokens(problem: Problem, outcome: Callable[..., Outcome]) -> Iterator[Outcome]:
     """Test bounds with copies and a crowd at their inputs, and the best of them."""
-    if problem.size == 0:
-        return
     sizes = {"n": problem.n, "radius": problem.radius, "A": problem.A, "V": problem.V}
     largest = problem.norm_v
     families = ("own", "copies", "torn", "pulled")
@@ -211,41 +180,33 @@ def _repeated_tokens(problem: Problem, outcome: Callable[..., Outcome]) -> Itera
         sigma = truth(problem, Inputs(tokens[None], counts[None].double())).item()
         largest = max(largest, sigma)
         value = bounds.construction_lower(family, **sizes)
-        yield outcome(f"construction_lower ({family})", "book", _quotient(value, sigma))
-    yield outcome("best_lower", "book", _quotient(bounds.best_lower(**sizes), largest))
-
-
-def _masses(*counts: float) -> Tensor:
-    return torch.tensor([counts], dtype=torch.float64)
+        yield outcome(f"construction_lower ({family})", "book", largest_ratio(value, sigma))
+    yield outcome("best_lower", "book", largest_ratio(bounds.best_lower(**sizes), largest))
 
 
 def layer_setting(seed: int, index: int) -> Iterator[Outcome]:
     """Attack several heads with biases, rotary positions, masks and an output projection."""
     generator = generator_of(seed, index)
     f = _random_layer(generator)
-    n = 4
-    d = f.query.shape[-1]
+    n, d = 4, f.query.shape[-1]
     radius = 10 ** (1.5 * torch.rand((), generator=generator).item() - 1)
-    X = torch.randn(12, n, d, generator=generator, dtype=torch.float64)
+    X = normal(generator, 12, n, d)
     lengths = torch.where(torch.rand(12, n, 1, generator=generator) < 0.7, 1.0, 0.5).double()
     X = radius * lengths * X / X.norm(dim=-1, keepdim=True)
     if index % 4 == 0:
         X = ascend(f, X[:4], radius, steps=15, progress=False).X
     sigma = torch.linalg.matrix_norm(f.jacobian(X).dense(), 2)
     where = f"layer, {f.heads} heads, d={d}, n={n}, R={radius:.3g}"
-    outcome = partial(Outcome, source="book", tries=len(X), where=where)
-    closed = {
+    for name, bound in {
         "layer_upper": bounds.layer_upper(f, n=n, radius=radius),
         "best_upper (layer)": bounds.best_upper(attention=f, n=n, radius=radius),
-    }
-    for name, bound in closed.items():
-        yield outcome(name, ratio=(sigma.max() / bound).item())
-    yield outcome("local_upper", ratio=_largest_ratio(sigma, bounds.local_upper(f, X)))
+        "local_upper": bounds.local_upper(f, X),
+    }.items():
+        yield Outcome(name, "book", largest_ratio(sigma, bound), len(X), where)
 
 
-def _random_layer(generator: torch.Generator) -> Attention:
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+def _random_layer(generator: Generator) -> Attention:
+    draw = partial(normal, generator)
 
     def toss() -> bool:
         return torch.rand((), generator=generator).item() < 0.5
@@ -272,42 +233,40 @@ def l2_setting(seed: int, index: int) -> Iterator[Outcome]:
     generator = generator_of(seed, index)
     heads, k, d, n = (int(torch.randint(1, top, (), generator=generator)) for top in (3, 3, 4, 6))
     size = 10 ** (2 * torch.rand((), generator=generator) - 1)
-    query = size * torch.randn(heads, k, d, generator=generator, dtype=torch.float64)
-    value = torch.randn(heads, 2, d, generator=generator, dtype=torch.float64)
-    X = torch.randn(16, n, d, generator=generator, dtype=torch.float64)
-    scale = 10 ** (3 * torch.rand(16, 1, 1, generator=generator, dtype=torch.float64) - 2)
+    query = size * normal(generator, heads, k, d)
+    value = normal(generator, heads, 2, d)
+    X = normal(generator, 16, n, d)
+    scale = 10 ** (3 * uniform(generator, 16, 1, 1) - 2)
     norms_q = torch.linalg.matrix_norm(query, 2)
     norms_v = torch.linalg.matrix_norm(value, 2)
     X = X * scale / norms_q.amax()
     J = reverse_mode_jacobian(lambda Y: l2_attention_map(Y, query, value), X)
-    sigma = frobenius_norm(J).max().item()
+    sigma = frobenius_norm(J)
     where = f"L2 attention, {heads} heads, k={k}, d={d}, n={n}, |Q|={norms_q.amax():.3g}"
     norms = {"norms_q": norms_q.tolist(), "norms_v": norms_v.tolist()}
-    for upper, source in (
-        (l2_attention_upper, "book"),
-        (kim2021_l2_upper, "kim2021"),
-        (kim2021_l2_upper_restated, "kim2021"),
-    ):
-        bound = upper(n=n, head_dim=k, **norms)
-        yield Outcome(upper.__name__, source, sigma / bound, len(X), where)
+    published = (rivals.kim2021_l2_upper, rivals.kim2021_l2_upper_restated)
+    for upper in (l2.l2_attention_upper, *published):
+        source = "kim2021" if upper in published else "book"
+        ratio = largest_ratio(sigma, upper(n=n, head_dim=k, **norms))
+        yield Outcome(upper.__name__, source, ratio, len(X), where)
 
 
 def softmax_setting(seed: int, index: int) -> Iterator[Outcome]:
     """Test two norms of the softmax's Jacobian, by eigenvalues and by all pairs of signs."""
     generator = generator_of(seed, index)
     n = int(torch.randint(1, 8, (), generator=generator))
-    scale = 10 ** (2 * torch.rand(64, 1, generator=generator, dtype=torch.float64) - 1)
-    p = torch.softmax(scale * torch.randn(64, n, generator=generator, dtype=torch.float64), dim=-1)
+    scale = 10 ** (2 * uniform(generator, 64, 1) - 1)
+    p = torch.softmax(scale * normal(generator, 64, n), dim=-1)
     products = p[:, :, None] * p[:, None, :]
     products = products - torch.diag_embed(products.diagonal(dim1=1, dim2=2))
     # p_i(1 − p_i) as a sum keeps its digits near one-hot rows
     M = torch.diag_embed(products.sum(-1)) - products
     outcome = partial(Outcome, tries=64, where=f"n={n}")
-    ratio = _largest_ratio(torch.linalg.eigvalsh(M)[:, -1], softmax_norm_upper(p))
+    ratio = largest_ratio(torch.linalg.eigvalsh(M)[:, -1], rivals.softmax_norm_upper(p))
     yield outcome("softmax_norm_upper", "yudin2025", ratio)
     signs = 1.0 - 2 * (torch.arange(2**n)[:, None] >> torch.arange(n) & 1).double()
     reached = (M @ signs.mT).abs().sum(1).amax(-1)
-    ratio = _largest_ratio(reached, emadi2026_softmax_norm(p))
+    ratio = largest_ratio(reached, rivals.emadi2026_softmax_norm(p))
     yield outcome("emadi2026_softmax_norm", "emadi2026", ratio)
 
 
@@ -317,27 +276,7 @@ SETTINGS: dict[str, Callable[[int, int], Iterator[Outcome]]] = {
     "layer": layer_setting,
     "l2": l2_setting,
     "softmax": softmax_setting,
-    "weighted": weighted_setting,
+    "weighted": measure_setting,
     "ball": ball_setting,
     "rounding": rounding_setting,
 }
-
-
-def _ratio(log_value: float, log_bound: float) -> float:
-    """Return e^(difference), with 0/0 = 0, since a bound of zero on a constant of zero holds."""
-    if log_value == -math.inf:
-        return 0.0
-    return math.inf if log_bound == -math.inf else math.exp(min(log_value - log_bound, 700.0))
-
-
-def _quotient(value: float, bound: float) -> float:
-    """Return value / bound, with 0/0 = 0."""
-    if value == 0:
-        return 0.0
-    return math.inf if bound == 0 else value / bound
-
-
-def _largest_ratio(values: Tensor, bound: Tensor) -> float:
-    """Return the largest quotient, with 0/0 = 0."""
-    ratios = torch.where(values > 0, values / bound, torch.zeros_like(values))
-    return ratios.max().item()

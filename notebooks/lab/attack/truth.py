@@ -22,31 +22,12 @@ def dense_jacobian(
     causal: bool = False,
     offset: Tensor | None = None,
 ) -> Tensor:
-    r"""Return the Jacobian on L²(μ) of one head at each X (:prf:ref:`thm-jacobian`).
+    """Return the Jacobian on L²(μ) of one head at each X (:prf:ref:`thm-jacobian`).
 
-    Parameters
-    ----------
-    A : Tensor, shape (d, d)
-    V : Tensor, shape (p, d), or (K, p, d)
-    X : Tensor, shape (K, n, d)
-    log_masses : Tensor, shape (K, n), optional
-        Logarithm of each token's mass; equal masses if left out. Rows are multiplied and columns
-        divided by the root of their mass, so that norms are those of the measure.
-    causal : bool
-    offset : Tensor, shape (K, 1, d), optional
-        The offset c of the scores (Ax + c)·y.
-
-    Returns
-    -------
-    Tensor, shape (K, n, p, n, d)
-
-    Examples
-    --------
-    >>> import torch
-    >>> J = dense_jacobian(torch.zeros(1, 1), torch.ones(1, 1), torch.randn(1, 2, 1))
-    >>> J.reshape(2, 2)
-    tensor([[0.5000, 0.5000],
-            [0.5000, 0.5000]])
+    Shapes are (d, d) of A, (p, d) or (K, p, d) of V, (K, n, d) of X, (K, n) of the logarithms of
+    the masses (equal ones if left out), (K, 1, d) of the offset c of scores (Ax + c)·y, and
+    (K, n, p, n, d) of the result, whose rows are multiplied and columns divided by the root of
+    their mass, so that norms are those of the measure.
     """
     images = X @ A.mT if offset is None else X @ A.mT + offset
     P, values = _weights_and_values(images, X, log_masses, causal=causal)

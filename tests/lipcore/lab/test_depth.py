@@ -12,7 +12,6 @@ from torch import nn
 pytest.importorskip("transformers", reason="needs lipcore[book]")
 
 from lab import depth
-from lab.data import stored_file
 
 
 @pytest.fixture(scope="module")
@@ -27,59 +26,43 @@ def model():
     return model
 
 
-@pytest.fixture(scope="module")
-def X():
-    return torch.randn(1, 3, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-
-
-@pytest.fixture(scope="module")
-def dense(model, X):
-    """The Jacobians of the three blocks and of the normalisation, (12, 12) each."""
-    matrices = []
-    for part in (*model.layers, model.norm):
-        J = torch.autograd.functional.jacobian(lambda x: part(x[None])[0], X[0])  # noqa: B023
-        matrices.append(J.reshape(12, 12))
-        X = part(X).detach()
-    return matrices
-
-
 def norm(J):
     return torch.linalg.matrix_norm(J, 2).item()
 
 
-def test_numbers_are_those_of_the_dense_jacobians(model, X, dense):
-    found = depth.through(model, "norm", read=1, tol=1e-8, src=X)
-    assert found["sigma"] == pytest.approx([norm(J) for J in dense], rel=1e-6)
-    branches = [norm(J - torch.eye(12).double()) for J in dense]
-    assert found["branch"] == pytest.approx(branches, rel=1e-6)
-    whole = torch.eye(12).double()
-    stacks = []
-    for J in dense:
-        whole = J @ whole
-        stacks.append(norm(whole))
-    assert found["up_to"] == pytest.approx(stacks, rel=1e-6)
-    assert found["model"] == pytest.approx(norm(whole), rel=1e-6)
+def test_numbers_are_those_of_the_dense_jacobians(model):
+    X = torch.randn(1, 3, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    dense, at = [], X
+    for part in (*model.layers, model.norm):
+        J = torch.autograd.functional.jacobian(lambda x: part(x[None])[0], at[0])  # noqa: B023
+        dense.append(J.reshape(12, 12))
+        at = part(at).detach()
+    stacks = [torch.linalg.multi_dot([torch.eye(12).double(), *dense[k::-1]]) for k in range(4)]
+    whole = stacks[-1]
     rows = whole.reshape(3, 4, 12)
-    assert found["read"] == pytest.approx(norm(rows[1]), rel=1e-6)
-    assert found["token"] == pytest.approx(max(map(norm, rows)), rel=1e-6)
-    assert found["others"] == pytest.approx(norm(rows[1:].flatten(0, 1)), rel=1e-6)
     v = torch.linalg.svd(whole)[2][0]
+    found = depth.through(model, "norm", read=1, tol=1e-8, src=X)
+    for name, expected in {
+        "sigma": [norm(J) for J in dense],
+        "branch": [norm(J - torch.eye(12).double()) for J in dense],
+        "up_to": [norm(J) for J in stacks],
+        "model": norm(whole),
+        "read": norm(rows[1]),
+        "token": max(map(norm, rows)),
+        "others": norm(rows[1:].flatten(0, 1)),
+    }.items():
+        assert found[name] == pytest.approx(expected, rel=1e-6), name
     assert found["from"] == pytest.approx(v.reshape(3, 4).square().sum(-1).tolist(), rel=1e-4)
-    for J, gain, cosine, first in zip(
-        dense, found["gain"], found["cosine"], found["first"], strict=True
-    ):
-        own = torch.linalg.svd(J)[2][0]
+    moves = zip(dense, found["gain"], found["cosine"], found["first"], strict=True)
+    for J, gain, cosine, first in moves:
+        own, image = torch.linalg.svd(J)[2][0], J @ v
         assert cosine == pytest.approx(abs(own @ v).item() / v.norm().item(), rel=1e-4)
-        image = J @ v
         assert gain == pytest.approx((image.norm() / v.norm()).item(), rel=1e-4)
         assert first == pytest.approx((image[:4].norm() / image.norm()).item() ** 2, rel=1e-3)
         v = image
-
-
-def test_product_and_whole_are_those_of_the_dense_jacobians(model, X, dense):
-    found = depth.product_and_whole(model, "norm", tol=1e-8, src=X)
-    assert found["product"] == pytest.approx(math.prod(map(norm, dense)), rel=1e-6)
-    assert found["model"] == pytest.approx(norm(torch.linalg.multi_dot(dense[::-1])), rel=1e-6)
+    other = depth.product_and_whole(model, "norm", tol=1e-8, src=X)
+    assert other["product"] == pytest.approx(math.prod(map(norm, dense)), rel=1e-6)
+    assert other["model"] == pytest.approx(norm(whole), rel=1e-6)
 
 
 def test_measuring_goes_on_where_it_was_interrupted(monkeypatch, tmp_path):
@@ -99,8 +82,7 @@ def test_measuring_goes_on_where_it_was_interrupted(monkeypatch, tmp_path):
     depth.main(str(file))
     assert asked == ["minilm", "smollm2", "smollm2", "vit"]
     rows = json.loads(file.read_text(encoding="utf8"))["rows"]
-    assert [row["name"] for row in rows] == list(depth.MODELS)
-    assert rows[0]["sigma"] == [1.23457]
+    assert rows == [{"name": name, "sigma": [1.23457]} for name in depth.MODELS]
     assert list(tmp_path.iterdir()) == [file]
 
 
@@ -123,21 +105,12 @@ def stored():
     return {row["name"]: row for row in depth.stored()}
 
 
-def test_the_table_says_how_it_was_made(stored):
-    table = json.loads(stored_file("depth.json", "make depth").read_text(encoding="utf8"))
-    assert table["command"] == "make depth"
-    assert "torch" in table["versions"]
-    assert list(stored) == list(depth.MODELS)
-    photographed = {name for name, model in depth.MODELS.items() if model.photographs}
-    for name, row in stored.items():
-        tokens = depth.SIDE**2 + 1 if name in photographed else depth.LENGTH
-        assert len(row["from"]) == len(row["to"]) == row["n"] == tokens
-        assert len(row["again"]) == depth.INPUTS - 1
-
-
 @pytest.mark.parametrize("name", depth.MODELS)
 def test_stored_numbers_agree_with_one_another(stored, name):
     row = stored[name]
+    tokens = depth.SIDE**2 + 1 if depth.MODELS[name].photographs else depth.LENGTH
+    assert len(row["from"]) == len(row["to"]) == row["n"] == tokens
+    assert len(row["again"]) == depth.INPUTS - 1
     gains = torch.tensor(row["gain"])
     assert gains.prod().item() == pytest.approx(row["model"], rel=1e-3)
     assert row["up_to"][-1] == pytest.approx(row["model"], rel=1e-3)
@@ -152,20 +125,13 @@ def test_stored_numbers_agree_with_one_another(stored, name):
 def test_measured_again(stored, name, again):
     """Three blocks of the first input, the last of which is the normalisation after the blocks."""
     model = depth.load(name, dtype=torch.float64)
-    inputs = depth.inputs_of(name, model)
-    assert len(inputs) == depth.INPUTS
-    maps = depth.chain(model, *depth.MODELS[name].after, **inputs[0])
-    found = [depth.spectral_norm(J, tol=1e-3).value.item()
-             for J in depth.jacobians([maps[k] for k in again])]  # fmt: skip
+    first = depth.inputs_of(name, model)[0]
+    maps = depth.chain(model, *depth.MODELS[name].after, **first)
+    factors = depth.jacobians([maps[k] for k in again])
+    found = [depth.spectral_norm(J, tol=1e-3).value.item() for J in factors]
     assert found == pytest.approx([stored[name]["sigma"][k] for k in again], rel=2e-3)
-
-
-def test_a_photograph_moves_as_embedded_patches(stored):
-    """What enters the first block has the class token first, and the size that is stored."""
-    model = depth.load("vit", dtype=torch.float64)
-    first = depth.inputs_of("vit", model)[0]
-    maps = depth.chain(model, "layernorm", **first)
-    embedded = model.model.embeddings(**first)
-    torch.testing.assert_close(maps[0].X, embedded)
-    size = embedded.square().sum(-1).mean().sqrt().item()
-    assert size == pytest.approx(stored["vit"]["size"][0], rel=1e-4)
+    if name == "vit":  # the class token comes first, and the size is that which is stored
+        embedded = model.model.embeddings(**first)
+        torch.testing.assert_close(maps[0].X, embedded)
+        size = embedded.square().sum(-1).mean().sqrt().item()
+        assert size == pytest.approx(stored[name]["size"][0], rel=1e-4)

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from lab.attack.ball import climb
+from lab.attack.gradients import climb
 from lab.intervals import interval_change, largest_mean, vertex_change
 from lipcore import Attention
 

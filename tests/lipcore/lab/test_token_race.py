@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import platform
+
 import pytest
 import torch
 
 pytest.importorskip("transformers", reason="needs lipcore[book]")
 
 from lab import models, token_race
-from lab.sweep import stored as stored_sweep
 from lab.token_attacks import SearchResult, evaluate
-from lab.token_race import (
-    BUDGET,
-    ENTRANTS,
-    EVERY,
-    LENGTH,
-    REPEATS,
-    Entrant,
-    plain_tokens,
-    run,
-    stored,
-)
+from lab.token_race import BUDGET, ENTRANTS, EVERY, LENGTH, REPEATS, Entrant, plain_tokens, run
 
 
 @pytest.fixture(scope="module")
 def table():
-    return stored()
+    return token_race.stored()
 
 
 @pytest.fixture(scope="module")
@@ -33,20 +25,17 @@ def model():
     return models.load("minilm")
 
 
-def test_every_run_is_there(table):
+def test_every_run_is_there_and_runs_of_a_seed_share_what_they_should(table):
     wanted = [(name, seed) for name in ENTRANTS for seed in range(REPEATS)]
     assert list(zip(table.entrant, table.seed, strict=True)) == wanted
     assert all(len(ids) == LENGTH for column in ("ids", "text") for ids in table[column])
     values = torch.tensor(table.best.tolist())
     assert values.shape == (len(wanted), 1 + (BUDGET - 1) // EVERY)
     assert (values.diff() >= 0).all() and (values > 0).all()
-
-
-def test_runs_of_a_seed_share_their_text_and_their_random_sequences(table):
+    shared = 1 + 63 // EVERY
     for _, rows in table.groupby("seed"):
         assert len({tuple(ids) for ids in rows.text}) == 1
         best = rows.set_index("entrant").best
-        shared = 1 + 63 // EVERY
         for name in ("random sequences, then random exchanges", "random sequences, then guided"):
             assert best[name][:shared] == best["random sequences"][:shared]
         assert best["guided"][0] == best["random exchanges"][0]
@@ -54,8 +43,6 @@ def test_runs_of_a_seed_share_their_text_and_their_random_sequences(table):
 
 def test_texts_are_not_those_on_which_settings_were_chosen(table, model):
     """Where Python words its manual as it did when the table was made."""
-    import platform
-
     if platform.python_version() != table.attrs["versions"]["python"]:
         pytest.skip("another version of Python words the manual in another way")
     pieces = token_race.starts(model)
@@ -77,20 +64,16 @@ def test_sequences_have_the_stored_constants_and_allowed_tokens(table, model):
 @pytest.mark.parametrize("name", ["random sequences", "random exchanges", "guided"])
 def test_a_run_begins_again_as_it_did(table, model, name):
     row = table[(table.entrant == name) & (table.seed == 7)].iloc[0]
-    found = run(
-        model, 0, ENTRANTS[name], torch.tensor(row.text),
-        allowed=plain_tokens(model), seed=7, budget=17,
-    )  # fmt: skip
+    options = {"allowed": plain_tokens(model), "seed": 7, "budget": 17}
+    found = run(model, 0, ENTRANTS[name], torch.tensor(row.text), **options)
     assert found.history[::EVERY].tolist() == pytest.approx(row.best[:3], rel=2e-3)
 
 
 def test_plain_tokens_leave_out_what_is_hard_to_write(model):
     allowed = plain_tokens(model)
-    written = {w: bool(allowed[model.tokenizer.token_to_id(w)]) for w in ("the", "##s", "[")}
-    assert all(written.values())
-    for word in ("[CLS]", "[unused7]", "é", "王"):
+    for word, plain in {"the": 1, "##s": 1, "[": 1, "[CLS]": 0, "[unused7]": 0, "é": 0}.items():
         number = model.tokenizer.token_to_id(word)
-        assert number is None or not allowed[number]
+        assert number is None or allowed[number] == plain, word
 
 
 @pytest.fixture
@@ -110,16 +93,12 @@ def spent(monkeypatch):
 @pytest.mark.parametrize("name", [name for name in ENTRANTS if "guided" not in name])
 @pytest.mark.parametrize("budget", [17, 70, 161])
 def test_a_run_spends_its_budget(model, spent, name, budget):
-    allowed = torch.ones(model.vocab_size, dtype=torch.bool)
-    found = run(
-        model, 0, ENTRANTS[name], torch.arange(100, 108), allowed=allowed, seed=3, budget=budget
-    )
+    options = {"allowed": plain_tokens(model), "seed": 3, "budget": budget}
+    found = run(model, 0, ENTRANTS[name], torch.arange(100, 108), **options)
     assert len(found.history) == budget
-    assert found.value == found.history[-1] == max(map(sum, spent))
-    assert sum(found.ids.tolist()) == found.value
+    assert found.value == found.history[-1] == max(map(sum, spent)) == sum(found.ids.tolist())
     # the best of the random sequences is evaluated again as a start, and counted once
-    again = bool(ENTRANTS[name].first and ENTRANTS[name].search)
-    assert len(spent) == budget + again
+    assert len(spent) == budget + bool(ENTRANTS[name].first and ENTRANTS[name].search)
     assert (found.history.diff() >= 0).all()
 
 
@@ -130,15 +109,23 @@ def test_a_search_after_random_sequences_begins_at_the_best_of_them(model, spent
         begun.append((ids.tolist(), evaluations))
         return SearchResult(ids, 0.0, torch.zeros(evaluations))
 
-    allowed = torch.ones(model.vocab_size, dtype=torch.bool)
     text = torch.arange(100, 108)
-    run(model, 0, Entrant(20, search), text, allowed=allowed, seed=1, budget=50)
-    assert begun == [(list(max(spent, key=sum)), 31)]
-    run(model, 0, Entrant(0, search), text, allowed=allowed, seed=1, budget=50)
-    assert begun[1] == (text.tolist(), 50)
+    options = {"allowed": plain_tokens(model), "seed": 1, "budget": 50}
+    run(model, 0, Entrant(20, search), text, **options)
+    run(model, 0, Entrant(0, search), text, **options)
+    assert begun == [(list(max(spent, key=sum)), 31), (text.tolist(), 50)]
 
 
-def test_stored_tables_are_found_or_named():
-    assert len(stored_sweep()) > 0
-    with pytest.raises(FileNotFoundError, match="make nothing"):
-        token_race.stored_file("nothing.json", "make nothing")
+def test_one_command_makes_the_file_in_its_form(table, spent, monkeypatch, tmp_path):
+    monkeypatch.setattr(token_race, "REPEATS", 2)
+    names = ("random sequences", "random exchanges")
+    monkeypatch.setattr(token_race, "ENTRANTS", {name: ENTRANTS[name] for name in names})
+    file = tmp_path / "searches.json"
+    assert token_race.main([str(file)]) == 0
+    made = json.loads(file.read_text(encoding="utf8"))
+    assert made["made"].keys() == table.attrs.keys()
+    assert [(row["entrant"], row["seed"]) for row in made["runs"]] == [
+        (name, seed) for name in names for seed in (0, 1)
+    ]
+    assert list(made["runs"][0]) == list(table.columns)
+    assert len(made["runs"][0]["best"]) == len(table.best[0])

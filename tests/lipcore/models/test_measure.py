@@ -91,27 +91,12 @@ def test_bounds_that_were_not_asked_for(attention, X, rows):
         assert missing == {"local", "best", "log_best"} and row["general"] == whole["general"]
 
 
-def test_certificate_that_always_holds(attention, X):
-    for row in measure_layer(attention, X, certificate="always", bounds=["local"]):
-        assert row["probability"] == 1 and row["upper"] == pytest.approx(row["local"])
-    (row,) = measure_layer(attention, X[:1], certificate="always", bounds=[])
-    assert row["upper"] > 1.01 * row["sigma"] and math.isnan(row["local"])
-
-
 def test_tolerance(attention, X):
     loose = measure_layer(attention, X, tol=0.1, bounds=[])
     tight = measure_layer(attention, X, tol=1e-12, bounds=[])
     for one, two in zip(loose, tight, strict=True):
         assert one["iterations"] < two["iterations"]
         assert one["sigma"] <= two["sigma"] * (1 + 1e-12) and two["upper"] / two["lower"] < 1 + 1e-5
-
-
-def test_start(attention, X, rows):
-    for one, other in zip(
-        rows, measure_layer(attention, X, generator=torch.Generator()), strict=True
-    ):
-        assert one["sigma"] != other["sigma"]
-        assert one["sigma"] == pytest.approx(other["sigma"], rel=1e-3)
 
 
 def test_bounds_past_the_range_of_numbers(attention, X, monkeypatch):
@@ -129,7 +114,6 @@ def test_bounds_past_the_range_of_numbers(attention, X, monkeypatch):
     [
         ({"bounds": ["unified"]}, ValueError, "^bounds: "),
         ({"bounds": "all"}, ValueError, "^bounds: "),
-        ({"certificate": "never"}, ValueError, "^certificate: "),
         ({"X": torch.ones(3, 4)}, ValueError, "^X: "),
         ({"X": torch.ones(1, 3, 5)}, ValueError, "^X: "),
         ({"X": [1.0]}, TypeError, "^X: "),

@@ -1,0 +1,299 @@
+"""Gradient attacks: in a ball around tokens, on measures with a bias, on errors of rounding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Generator, Tensor
+
+from lab.attack.problems import (
+    Outcome,
+    Problem,
+    generator_of,
+    integer,
+    largest_ratio,
+    make_problem,
+    normal,
+)
+from lab.attack.truth import dense_jacobian, frobenius_norm
+from lab.rounding import ROUNDED, largest_error, rounding_upper
+from lipcore import bounds
+from lipcore.adversarial import score_gap_inputs
+from lipcore.attention import Attention
+
+#: Starts and steps of the attack in a ball, on a measure, on rounding.
+BALL = (16, 20)
+MEASURE = (12, 40)
+ROUNDING = (8, 12)
+#: Beyond this a, masses of the worst measures are too small for a dense Jacobian in float64.
+LARGEST_A = 12.0
+FORMATS = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
+
+# --- in a ball -----------------------------------------------------------------------------------
+
+
+def climb(
+    value: Callable[[Tensor], Tensor],
+    X: Tensor,
+    radius: float,
+    *,
+    norm: str = "frobenius",
+    steps: int = BALL[1],
+    starts: int = BALL[0],
+    first: Tensor | None = None,
+    generator: Generator | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the largest values (starts,) found on the rim of a ball, and where (starts, n, d).
+
+    Parameters
+    ----------
+    value : callable
+        A function from inputs (K, n, d) to the numbers (K,) that are to become large; gradient
+        ascent evaluates it ``steps`` + 1 times, for all starts at once.
+    X, radius, norm
+        The ball, as in :func:`lipcore.bounds.change_upper`, around one sequence (n, d).
+    first : Tensor, shape (n, d), optional
+        The direction of one more start.
+
+    Examples
+    --------
+    >>> X = torch.zeros(1, 2, dtype=torch.float64)
+    >>> best, Y = climb(lambda Y: Y[:, 0, 0], X, 2.0)
+    >>> best.max().item()
+    2.0
+    """
+    over = -1 if norm == "token" else (-2, -1)
+
+    def scaled(H: Tensor, length: float) -> Tensor:
+        return length * H / H.norm(dim=over, keepdim=True).clamp(min=1e-300)
+
+    generator = generator or Generator().manual_seed(0)
+    H = torch.randn(starts, *X.shape, dtype=X.dtype, generator=generator)
+    if first is not None:
+        H = torch.cat([H, first[None].to(X.dtype)])
+    H = scaled(H, radius)
+    best = H.new_full((len(H),), -torch.inf)
+    where = X + H
+    for _ in range(steps + 1):
+        Y = (X + H).requires_grad_()
+        values = value(Y)
+        better = values.detach() > best
+        best = torch.where(better, values.detach(), best)
+        where = torch.where(better[:, None, None], Y.detach(), where)
+        (gradient,) = torch.autograd.grad(values.sum(), Y)
+        H = scaled(H / radius + 3 * scaled(gradient, 1.0), radius)
+    return best, where
+
+
+def ball_setting(seed: int, index: int) -> Iterator[Outcome]:
+    """Attack one head in a ball around tokens: how far f moves, and how far from its tangent."""
+    generator = generator_of(seed, index)
+    problem = make_problem(generator)
+    X = _tokens(problem, generator, 12)
+    if index % 4 == 0 and len(X) > 2:  # equal tokens, whose weights are balanced
+        X[2:] = X[2:3]
+    f = problem.head()
+    radius = problem.radius * 10 ** (5 * torch.rand((), generator=generator).item() - 4)
+    start = f(X)
+    J = f.jacobian(X).dense().unflatten(0, start.shape).unflatten(-1, X.shape)
+    moves = {
+        "change_upper": lambda Y: f(Y) - start,
+        "tangent_error_upper": lambda Y: f(Y) - start - torch.einsum("ipjs,kjs->kip", J, Y - X),
+    }
+    # smaller changes are lost in the rounding of values
+    rounding = 1e-13 * problem.norm_v * (problem.radius + radius)
+    for norm in ("frobenius", "token"):
+        outcome = problem.outcome(f"radius {radius / problem.radius:.2g} R, {norm}")
+        for name, move in moves.items():
+            size = partial(_size, move)
+            best, _ = climb(size, X, radius, norm=norm, generator=generator)
+            bound = getattr(bounds, name)(f, X, radius, norm=norm)
+            ratio = largest_ratio(best.max() - rounding, bound)
+            yield outcome(f"{name} ({norm})", "book", ratio, len(best) * (BALL[1] + 1))
+
+
+def _tokens(problem: Problem, generator: Generator, most: int) -> Tensor:
+    """Return random tokens (n, d) on the sphere."""
+    X = normal(generator, min(problem.n, most), len(problem.A))
+    return problem.radius * X / X.norm(dim=-1, keepdim=True)
+
+
+def _size(move: Callable[[Tensor], Tensor], Y: Tensor) -> Tensor:
+    return move(Y).flatten(1).norm(dim=1)
+
+
+# --- on measures ---------------------------------------------------------------------------------
+
+
+def measure_setting(seed: int, index: int) -> Iterator[Outcome]:
+    """Attack one head with a bias on measures: its constant, and how much one key collects.
+
+    All that a bound leaves free goes uphill: tokens, masses, V and the direction of the bias.
+    """
+    generator = generator_of(seed, index)
+    problem = make_problem(generator)
+    while not 0 < problem.size <= LARGEST_A:
+        problem = make_problem(generator)
+    A, radius = problem.A, problem.radius
+    start = _starts(problem, generator)
+    length = start["c"].norm(dim=-1)[0, 0].item()  # kept during the ascent
+    a = problem.size + length * radius
+    where = f"weights, A {problem.shape}, d={len(A)}, a={problem.size:.3g}, |c|={length:.3g}"
+    outcome = partial(Outcome, source="book", where=where, large_a=a >= 1)
+    size = {"radius": radius, "norm_a": a / radius**2, "norm_v": 1.0, "log": True}
+    constant, best = _ascend(partial(_log_constant, A), radius, start)
+    for name in ("unified_upper", "unified_upper_sharp"):
+        ratio = math.exp(constant - getattr(bounds, name)(**size))
+        yield outcome(f"{name} (bias)", ratio=ratio, tries=MEASURE[0] * (MEASURE[1] + 1))
+    one = torch.eye(len(A), dtype=A.dtype)
+    head = Attention(A[None], one[None], best["V"][None], best["c"], scale=1.0)
+    least = bounds.best_upper(attention=head, radius=radius, log=True)
+    yield outcome("best_upper (bias)", ratio=math.exp(constant - least), tries=1)
+    columns, best = _ascend(partial(_log_column, A), radius, start)
+    gap = bounds.score_gap_upper(radius * A, best["c"][0]) * radius
+    yield outcome("score_gap_upper (columns)", ratio=math.exp(columns - gap), tries=1)
+
+
+def _starts(problem: Problem, generator: Generator) -> dict[str, Tensor]:
+    """Return random tokens, masses, V and biases of one length, with the worst pair on half."""
+    starts, d = MEASURE[0], len(problem.A)
+    n = integer(2, 4, generator)
+    X = problem.radius * normal(generator, starts, n, d)
+    pair = score_gap_inputs(problem.A, 2, problem.radius)
+    X[::2, 0] = pair[0]
+    X[::2, 1:] = pair[1] + 0.1 * (X[::2, 1:] - pair[1])
+    log_masses = normal(generator, starts, n)
+    log_masses[:, 0] -= 2 * problem.size * torch.rand(starts, generator=generator).double()
+    share = torch.rand((), generator=generator).item()
+    length = problem.norm_a * problem.radius * max(0.0, 1.5 * share - 0.5)
+    c = normal(generator, starts, 1, d)
+    c = length * c / c.norm(dim=-1, keepdim=True)
+    V = normal(generator, starts, d, d)
+    return {"X": X, "y": X[:, :1].clone(), "log_masses": log_masses, "V": V, "c": c}
+
+
+def _ascend(
+    value: Callable[[dict[str, Tensor]], Tensor], radius: float, start: dict[str, Tensor]
+) -> tuple[float, dict[str, Tensor]]:
+    """Return the largest value met, and the member that has it.
+
+    Tokens stay in the ball, masses have the sum one, ‖V‖ is one, and the bias keeps its length.
+    """
+    length = start["c"].norm(dim=-1, keepdim=True)
+    free = {name: x.clone().requires_grad_() for name, x in start.items()}
+    optimiser = torch.optim.Adam(free.values(), lr=0.1)
+    top = -math.inf
+    for _ in range(MEASURE[1] + 1):
+        inside = {}
+        for name in ("X", "y"):
+            norms = free[name].norm(dim=-1, keepdim=True)
+            inside[name] = free[name] * (radius / norms.clamp(min=radius))
+        inside["log_masses"] = free["log_masses"].log_softmax(-1)
+        inside["V"] = free["V"] / torch.linalg.matrix_norm(free["V"], 2)[:, None, None]
+        norms = free["c"].norm(dim=-1, keepdim=True)
+        inside["c"] = free["c"] * (length / norms.clamp(min=1e-300))
+        values = value(inside)
+        member = int(values.argmax())
+        if values[member].item() > top:
+            top = values[member].item()
+            best = {name: x[member].detach() for name, x in inside.items()}
+        optimiser.zero_grad()
+        (-values.sum()).backward()
+        optimiser.step()
+    return top, best
+
+
+def _log_constant(A: Tensor, at: dict[str, Tensor]) -> Tensor:
+    """Return the logarithm of the local constant in L²(μ)."""
+    J = dense_jacobian(A, at["V"], at["X"], at["log_masses"], offset=at["c"])
+    return frobenius_norm(J).log()
+
+
+def _log_column(A: Tensor, at: dict[str, Tensor]) -> Tensor:
+    """Return log S(y), how much attention a key at y collects (:prf:ref:`lem-columns`)."""
+    images = at["X"] @ A.mT + at["c"]
+    rows = (images @ at["X"].mT + at["log_masses"][:, None]).logsumexp(-1)
+    scores = (images @ at["y"].mT)[..., 0]
+    return (at["log_masses"] + scores - rows).logsumexp(-1)
+
+
+# --- on rounding ---------------------------------------------------------------------------------
+
+
+def rounding_setting(seed: int, index: int) -> Iterator[Outcome]:
+    """One head, or two with a projection: scores, weights and values move by half their spacing."""
+    generator = generator_of(seed, index)
+    problem = make_problem(generator)
+    X = _tokens(problem, generator, 6)
+    f = problem.head()
+    if index % 2:
+        f = _beside_another(f, generator)
+    q, k, v = f.project(X)
+    first = int(torch.randint(len(FORMATS), (), generator=generator))
+    largest = max((q @ k.mT).abs().max().item(), v.abs().max().item())
+    formats = (*FORMATS[first:], torch.bfloat16)
+    dtype = next(dtype for dtype in formats if largest <= torch.finfo(dtype).max)
+    outcome = problem.outcome(str(dtype).removeprefix("torch."))
+    for sources in (*((source,) for source in ROUNDED), ROUNDED):
+        found = worst_rounding(f, X, dtype, sources, generator)
+        found -= 1e-13 * f(X).norm().item()  # smaller moves are lost in the rounding of float64
+        ratio = largest_ratio(found, rounding_upper(f, X, dtype, sources=sources))
+        name = f"rounding_upper ({sources[0] if len(sources) == 1 else 'all three'})"
+        yield outcome(name, "book", ratio, ROUNDING[0] * (ROUNDING[1] + 1))
+
+
+def _beside_another(f: Attention, generator: Generator) -> Attention:
+    """Return a head beside another one, both read through a projection."""
+
+    def beside(M: Tensor) -> Tensor:
+        other = normal(generator, *M.shape)
+        return torch.cat([M, M.norm() * other / other.norm()])
+
+    output = normal(generator, 2, 2 * f.value.shape[1])
+    value = beside(f.value)
+    key = f.key.expand(2, -1, -1)
+    return Attention(beside(f.query), key, value, output=output, scale=1.0, causal=f.causal)
+
+
+def worst_rounding(
+    f: Attention, X: Tensor, dtype: torch.dtype, sources: tuple[str, ...], generator: Generator
+) -> float:
+    """Return the largest move of f(X) (n, d) that was found among all errors of a format.
+
+    Each error is its largest size times a sign; from random signs, every step takes the signs of
+    the gradient, which never goes down where the output is convex in the errors.
+    """
+    q, k, v = f.project(X)
+    exact = q @ k.mT
+    info = torch.finfo(dtype)
+    start = f(X)
+    seen = torch.ones(len(X), len(X), dtype=torch.bool)
+    if f.causal:
+        seen = seen.tril()
+    errors = torch.where(seen, largest_error(exact, dtype), 0)
+
+    def move(scores: Tensor | int = 0, weights: Tensor | int = 0, values: Tensor | int = 0):
+        P = torch.softmax((exact + errors * scores).masked_fill(~seen, -math.inf), dim=-1)
+        allowed = info.eps / 2 * P + info.eps * info.smallest_normal / 2
+        P = P + torch.where(seen, allowed, 0) * weights
+        return f.join_heads(P @ (v + largest_error(v, dtype) * values), bias=True) - start
+
+    sizes = {"scores": exact.shape, "weights": exact.shape, "values": v.shape}
+    signs = {}
+    for source in sources:
+        drawn = torch.randint(0, 2, (ROUNDING[0], *sizes[source]), generator=generator)
+        signs[source] = (2 * drawn - 1).to(X.dtype)
+    best = 0.0
+    for _ in range(ROUNDING[1] + 1):
+        lengths = move(**{source: s.requires_grad_() for source, s in signs.items()})
+        lengths = lengths.flatten(1).norm(dim=1)
+        best = max(best, lengths.max().item())
+        gradients = torch.autograd.grad(lengths.sum(), list(signs.values()))
+        signs = {
+            source: torch.where(g == 0, s.detach(), g.sign())
+            for (source, s), g in zip(signs.items(), gradients, strict=True)
+        }
+    return best
