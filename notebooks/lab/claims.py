@@ -6,8 +6,6 @@ Both leave a machine-readable copy in the notebook: from it the build writes the
 box, the line above a folded check, and the scoreboard.
 """
 
-from __future__ import annotations
-
 import html
 import math
 import re
@@ -50,7 +48,6 @@ class Claim:
     theorem: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a claim without meaning, and one that its own evidence contradicts."""
         _require(_matches(_KEY, self.key), "key", "lower-case words joined by hyphens", self.key)
         _check_sentence("statement", self.statement)
         known = self.source in SOURCES or _matches(_CITATION, self.source)
@@ -65,23 +62,20 @@ class Claim:
             _require(0 <= ratio < math.inf, "ratio", "a finite number ≥ 0", ratio)
             kept = self.status in ("fails", "open") or ratio <= 1 + RATIO_TOLERANCE
             expected = f"at most 1, as {self.key!r} is said to be {self.status}"
-            _require(kept, "ratio", expected, f"{ratio:.10g}")
+            _require(kept, "ratio", expected, f"{ratio:.10g}, which contradicts it")
             object.__setattr__(self, "ratio", ratio)
 
     def __str__(self) -> str:
-        """Return one line of text."""
         seen = "" if self.ratio is None else f" (largest ratio {format_ratio(self.ratio)})"
         witness = f" Witness: {self.witness}" if self.witness else ""
         return f"{self.status} [{self.source}]: {self.statement}{seen}{witness}"
 
     def _repr_html_(self) -> str:
-        """Return a box whose mathematics is typeset in the book and in Jupyter."""
         facts = self.source
         if self.ratio is not None:
             facts += f" · largest ratio seen {format_ratio(self.ratio)}"
-        witness = ""
-        if self.witness:
-            witness = f'<p class="claim-witness">Witness: {_typeset(self.witness)}</p>'
+        text = _typeset(self.witness or "")
+        witness = f'<p class="claim-witness">Witness: {text}</p>' if text else ""
         return (
             f'<div class="claim claim-{self.status} tex2jax_process" id="claim-{self.key}">'
             f'<p><span class="claim-status">{self.status}</span> {_typeset(self.statement)}</p>'
@@ -89,7 +83,6 @@ class Claim:
         )
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, Any]:
-        """Return the claim as HTML, as text, and as data for the scoreboard."""
         return {"text/html": self._repr_html_(), "text/plain": str(self), MIME_TYPE: asdict(self)}
 
 
@@ -111,25 +104,20 @@ class Checked:
     text: str
 
     def __post_init__(self) -> None:
-        """Refuse what is no sentence."""
         _check_sentence("text", self.text)
 
     def __str__(self) -> str:
-        """Return one line of text."""
         return f"✓ {self.text}"
 
     def _repr_html_(self) -> str:
-        """Return one line whose mathematics is typeset in Jupyter."""
         return f'<p class="checked tex2jax_process">✓ {_typeset(self.text)}</p>'
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, Any]:
-        """Return the line as HTML, as text, and as data for the build."""
         data = asdict(self)
         return {"text/html": self._repr_html_(), "text/plain": str(self), CHECKED_TYPE: data}
 
 
-#: What a page calls, as the last expression of a cell.
-checked = Checked
+checked = Checked  # what a page calls, as the last expression of a cell
 
 
 def format_ratio(ratio: float) -> str:

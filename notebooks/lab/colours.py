@@ -10,10 +10,10 @@ between kinds of things that do not meet in one figure, and within a kind no two
 them are told apart without red or green cones, and show on their ground.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import NamedTuple
+
+import numpy as np
 
 #: The page that a figure stands on: light, dark.
 GROUND = ("#ffffff", "#121212")
@@ -160,14 +160,7 @@ def _known(argument: str, name: str, table: dict):
 
 def _between(anchors: tuple[str, ...], steps: int = 256) -> list[str]:
     """Interpolate linearly between colours."""
-    parts = [[int(anchor[k : k + 2], 16) for k in (1, 3, 5)] for anchor in anchors]
-    values = []
-    for step in range(steps):
-        place = step / (steps - 1) * (len(parts) - 1)
-        left = min(int(place), len(parts) - 2)
-        mixed = [
-            round(a + (place - left) * (b - a))
-            for a, b in zip(parts[left], parts[left + 1], strict=True)
-        ]
-        values.append("#" + "".join(f"{part:02x}" for part in mixed))
-    return values
+    channels = [[int(anchor[k : k + 2], 16) for anchor in anchors] for k in (1, 3, 5)]
+    places = np.linspace(0, len(anchors) - 1, steps)
+    mixed = [np.interp(places, range(len(anchors)), channel).round() for channel in channels]
+    return ["#" + "".join(f"{int(part):02x}" for part in step) for step in zip(*mixed, strict=True)]

@@ -1,12 +1,8 @@
-r"""Bounds of attention in a ball by interval arithmetic, as baselines for the book's certificate.
+"""Bounds of attention in a ball by interval arithmetic, as baselines for the book's certificate.
 
-Both functions work on boxes, as neural network verifiers do. :func:`interval_change` propagates
-intervals from step to step. :func:`vertex_change` takes the exact range of a weighted mean of
-values over a box of scores, which is attained at a vertex (Davoodi & Rezazadeh 2026). They are
-written independently for layers without rotary positions.
+Both functions work on boxes, as neural network verifiers do, for layers with plain scores. The
+exact range of a weighted mean over a box of scores is that of Davoodi & Rezazadeh (2026).
 """
-
-from __future__ import annotations
 
 import torch
 from torch import Tensor
@@ -59,11 +55,10 @@ def vertex_change(attention: Attention, X: Tensor, radius: float) -> Tensor:
 
 
 def largest_mean(low: Tensor, high: Tensor, values: Tensor) -> Tensor:
-    r"""Return the largest :math:`\sum_j p_j v_j` over softmax weights p of scores in a box.
+    """Return the largest means (…, m, p) of values (…, n, p) over scores in a box (…, m, n).
 
-    It is attained where the scores of the largest values are as high as possible, and the others as
-    low as possible, so that n thresholds are tried. ``low`` and ``high`` have shape (…, m, n),
-    ``values`` has shape (…, n, p), and the result has shape (…, m, p).
+    Each is attained where the scores of the largest values are as high as possible, and the others
+    as low as possible, so that n thresholds are tried.
     """
     shift = high.amax(-1, keepdim=True)
     down = (low - shift).exp()
@@ -103,7 +98,6 @@ def _joined(attention: Attention, deviation: Tensor) -> Tensor:
 
 
 def _check(attention: Attention) -> None:
-    is_plain = not attention.not_bilinear
-    for name in ("rotary", "gate", "sinks"):
-        is_plain = is_plain and getattr(attention, name) is None
+    parts = (attention.rotary, attention.gate, attention.sinks)
+    is_plain = not attention.not_bilinear and all(part is None for part in parts)
     require(is_plain, "attention", "plain scores", "rotary, sinks, a gate, a softcap or norms")

@@ -1,7 +1,5 @@
 """Bounds for attention with squared distances (L2 attention), on all inputs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ page glues the string, so that what a cell computed stands in the sentence as it
 Behind "at least" a number is rounded down, behind "at most" up: the sentence stays true.
 """
 
-from __future__ import annotations
-
 import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal
 
@@ -48,7 +46,8 @@ def power(x: float, digits: int = 0, *, rounding: str = "nearest") -> str:
     value = _exact(x, rounding)
     if value == 0:
         return "0"
-    value = _rounded(value, value.adjusted() - digits, rounding)
+    last = Decimal(1).scaleb(value.adjusted() - digits)
+    value = value.quantize(last, _MODES[rounding], _EXACT)
     factor, _, exponent = f"{value:.{digits}e}".partition("e")
     if int(exponent) != 0:
         factor += "×10" + str(int(exponent)).translate(_RAISED)
@@ -56,13 +55,7 @@ def power(x: float, digits: int = 0, *, rounding: str = "nearest") -> str:
 
 
 def count(n: int) -> str:
-    """Return a whole number, with a comma between thousands.
-
-    Examples
-    --------
-    >>> count(98304), count(-12), count(7.0)
-    ('98,304', '−12', '7')
-    """
+    """Return a whole number, with a comma between thousands: 98,304."""
     value = _exact(n, "nearest")
     if value != int(value):
         raise ValueError(f"n: expected a whole number, got {n!r}: use decimal or power")
@@ -72,8 +65,6 @@ def count(n: int) -> str:
 def percent(x: float, digits: int = 0, *, rounding: str = "nearest") -> str:
     """Return a share of one as a percentage, rounded as by :func:`decimal`.
 
-    Examples
-    --------
     >>> print(percent(0.374), percent(-0.0125, 1), sep=", ")
     37 %, −1.2 %
     >>> print(percent(0.9473, rounding="down"), percent(0.154, rounding="up"), sep=", ")
@@ -96,11 +87,7 @@ def _exact(x: float, rounding: str) -> Decimal:
     return Decimal(value if rounding == "nearest" else repr(value))
 
 
-def _rounded(value: Decimal, place: int, rounding: str) -> Decimal:
-    return value.quantize(Decimal(1).scaleb(place), _MODES[rounding], _EXACT)
-
-
 def _fixed(value: Decimal, digits: int, rounding: str) -> str:
-    value = _rounded(value, -digits, rounding)
+    value = value.quantize(Decimal(1).scaleb(-digits), _MODES[rounding], _EXACT)
     text = f"{value:,f}" if value else f"{value.copy_abs():f}"
     return text.replace("-", MINUS)

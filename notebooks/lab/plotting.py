@@ -3,8 +3,6 @@
 Colours, dashes and markers come from :mod:`lab.colours`.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -30,7 +28,6 @@ _MARKER = {"mec": colours.colour("ground"), "mew": 0.8, "ms": 7}
 _MAPS = {
     name: ListedColormap([light for light, _ in colours.scale(name)], name) for name in colours.MAPS
 }
-
 _INKED = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "patch.edgecolor")
 _RC = {
     "figure.figsize": (7.2, 4.3),
@@ -90,10 +87,7 @@ def _pdf(fig: Figure) -> bytes:
 def figure(
     rows: int = 1, columns: int = 1, *, width: float = 7.2, height: float | None = None, **options
 ):
-    """Make a figure in the style, and its axes, by :func:`matplotlib.pyplot.subplots`.
-
-    A width of 7.2 inches fills the text column. The height follows the panels if left out.
-    """
+    """Make a figure in the style, and its axes; a width of 7.2 inches fills the text column."""
     if height is None:
         height = (4.3 if columns == 1 else 3.6 if columns == 2 else 2.7) * rows
     with mpl.rc_context(_RC):
@@ -113,22 +107,18 @@ def thumbnail(xlabel: str, ylabel: str, *, spines: bool = True) -> tuple[Figure,
 def spread_line(ax: Axes, x: Sequence[float], values: Sequence, *, share: int = 80, **style):
     """Draw the median of several values at each x, with a band over the middle ``share`` per cent.
 
-    ``values`` has shape (m,) or (m, repeats) for m places, or is m sequences of any sizes. The
-    style is that of matplotlib's ``plot``.
+    ``values`` has shape (m,) or (m, repeats) for m places, or is m sequences of any sizes; infinite
+    ones are left out. The style is that of matplotlib's ``plot``.
     """
     x, y = _pairs(x, values)
-    band = {"alpha": 0.15, "lw": 0}
-    options = {"estimator": "median", "errorbar": ("pi", share), "err_kws": band}
-    sns.lineplot(ax=ax, x=x, y=y, **options, **style)
+    spread = {"errorbar": ("pi", share), "err_kws": {"alpha": 0.15, "lw": 0}}
+    sns.lineplot(ax=ax, x=x, y=y, estimator="median", **spread, **style)
 
 
 def values_by_length(
     ax: Axes, n: Sequence[float], values: Sequence, *, label: str, colour: str | None = None
 ) -> None:
-    """Draw values over the length on logarithmic axes, and their geometric mean at each length.
-
-    Values are as for :func:`spread_line`.
-    """
+    """Draw values as for :func:`spread_line` on logarithmic axes, and their geometric means."""
     colour = colour or colours.colour("truth")
     lengths, values = _pairs(n, values)
     if len(values) > len(n):
@@ -141,20 +131,13 @@ def values_by_length(
 
 
 def bound_versus_truth(
-    ax: Axes,
-    x: Sequence[float],
-    truth: Sequence,
-    bounds: Mapping[str, Sequence],
-    *,
-    truth_label: str = colours.label("truth"),
-    xscale: str = "log",
-    legend: bool = True,
+    ax: Axes, x, truth, bounds: Mapping, *, truth_label=None, xscale="log", legend=True
 ) -> None:
     """Draw a measured quantity and its bounds, on a logarithmic vertical axis.
 
     Values are as for :func:`spread_line`. The keys of ``bounds`` are roles of the dictionary of
-    colours, as "general" and "unified", or free legend entries. The legend stands above the panel;
-    with several panels, use :func:`shared_legend`.
+    colours, or free legend entries. The legend stands above the panel; with several panels, use
+    :func:`shared_legend`.
     """
     free = itertools.count(3)
     for role, values in bounds.items():
@@ -163,7 +146,8 @@ def bound_versus_truth(
         else:
             style = {"label": role, "color": colours.nth(next(free))}
         spread_line(ax, x, values, **style)
-    spread_line(ax, x, truth, label=truth_label, **colours.line("truth"), **_MARKER)
+    label = truth_label or colours.label("truth")
+    spread_line(ax, x, truth, label=label, **colours.line("truth"), **_MARKER)
     ax.set(xscale=xscale, yscale="log")
     if xscale == "log":
         length_ticks(ax, x)
@@ -174,18 +158,12 @@ def bound_versus_truth(
 
 
 def attention_heatmap(
-    ax: Axes,
-    P,
-    *,
-    labels: Sequence[str] | None = None,
-    title: str = "",
-    colourbar: bool = True,
-    largest: float | None = None,
+    ax: Axes, P, *, labels=None, title: str = "", colourbar: bool = True, largest=None
 ) -> None:
     """Draw attention weights: rows are queries, columns are keys, and large weights stand out.
 
-    ``labels`` are the tokens, written along both axes (readable up to about 24). ``largest`` is the
-    weight at the end of the scale, for comparing panels; the largest of P if left out.
+    ``labels`` are the tokens, along both axes (readable up to about 24), and ``largest`` is the
+    weight at the end of the scale, for comparing panels.
     """
     P = _array(P)
     rows, columns = P.shape
@@ -209,11 +187,11 @@ def plane_tokens(
     X,
     perturbation=None,
     *,
-    radius: float | None = None,
-    labels: Sequence[str] | None = None,
-    colour: str = "tokens",
-    label: str | None = None,
-    scale: float | None = None,
+    radius=None,
+    labels=(),
+    colour="tokens",
+    label=None,
+    scale=None,
 ) -> None:
     """Draw tokens (n, 2) of the plane, their perturbation as arrows, and the ball of a radius.
 
@@ -239,7 +217,7 @@ def plane_tokens(
     ax.scatter(*X.T, color=colours.colour(colour), label=label, **dots)
     away = np.where(H.any(axis=1, keepdims=True), -np.sign(H), 1.0)  # keep clear of the arrows
     centred = {"textcoords": "offset points", "ha": "center", "va": "center", "zorder": 5}
-    for name, point, direction in zip(labels or [], X, away, strict=False):
+    for name, point, direction in zip(labels, X, away, strict=False):
         ax.annotate(name, point, xytext=9 * direction, **centred)
     # a second call on the same axes keeps what the first has shown
     shown = 0 if ax.get_autoscale_on() else max(map(abs, (*ax.get_xlim(), *ax.get_ylim())))

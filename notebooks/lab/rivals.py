@@ -1,11 +1,7 @@
-"""Bounds that others have published, in the notation of this book and compared with the truth.
+"""Bounds that others have published, in the notation of this book; names are author and year.
 
-Each docstring says what the statement assumes, and whether it was found to hold here. Names are
-made of author and year. The arguments of closed forms are described in :mod:`lipcore.bounds`, and
-those of L2 attention in :func:`lab.l2.l2_attention_upper`.
+Each docstring says what the statement assumes, and whether it was found to hold here.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Sequence
@@ -20,9 +16,6 @@ from lipcore.bounds import _logarithms as logs
 from lipcore.bounds._matrices import norms, product_norm
 from lipcore.bounds.layer import join_heads
 
-#: Up to this many tokens, every subset is tried for the ∞→1 norm of the softmax.
-_ALL_SUBSETS = 16
-
 
 def yudin2025_local_upper(attention: Attention, X: Tensor) -> Tensor:
     r"""Return a local bound from each row's two largest weights (:prf:ref:`thm-rivals-yudin`).
@@ -30,9 +23,8 @@ def yudin2025_local_upper(attention: Attention, X: Tensor) -> Tensor:
     .. math:: \|D_X f\|_2 \le \|V\|_2 \Big( \|P\|_2 + 2\|X\|_2^2\|A\|_2 \max_i g(P_i) \Big), \qquad
         g(p) = p_{(1)}\big(1 - p_{(1)} + p_{(2)}\big)
 
-    The bound of Yudin et al. 2025 assumes scores that are bilinear in the tokens: no query bias, no
-    rotary positions, no normalised queries. It is found to hold. Heads are joined as in
-    :prf:ref:`prop-norm-heads`.
+    The bound of Yudin et al. 2025 assumes scores that are bilinear in the tokens. It is found to
+    hold. Heads are joined as in :prf:ref:`prop-norm-heads`.
     """
     _check_bilinear(attention)
     P = attention.weights(X)  # (…, heads, n, n)
@@ -67,7 +59,7 @@ def emadi2026_softmax_norm(p: Tensor) -> Tensor:
     check_real_tensor("p", p, min_ndim=1)
     n = p.shape[-1]
     largest = p.amax(-1)
-    if n > _ALL_SUBSETS:
+    if n > 16:
         return torch.where(largest > 0.5, 4 * largest * (1 - largest), 1.0)
     numbers = torch.arange(2 ** (n - 1), device=p.device)[:, None]
     subsets = (numbers >> torch.arange(n, device=p.device) & 1).to(p.dtype)
@@ -81,13 +73,9 @@ def emadi2026_token_upper(
 ) -> float:
     r"""Return a bound in the largest-token norm, for every n (:prf:ref:`prop-rivals-emadi`).
 
-    .. math:: \mathrm{Lip}_\infty \le \|V\|_2\,(1 + 2a\,\theta),
-        \qquad \theta \ge \max_i \theta(P_i)
-
-    with :math:`\|X\| = \max_i |x_i|`, and theta in [0, 1]; 1 holds for every input. Emadi 2026
-    states the factor for a layer, and the factor for a head is derived here. The bound is for
-    another norm than the rest of this book: in the Frobenius norm no bound is possible without n or
-    a growing exponential.
+    It is :math:`\|V\|_2(1 + 2a\theta)` with :math:`\max_i \theta(P_i) \le \theta \le 1`, for the
+    norm :math:`\max_i |x_i|`: in the Frobenius norm no bound is possible without n or a growing
+    exponential. Emadi 2026 states the factor for a layer; the one for a head is derived here.
     """
     log_a, log_v = logs.sizes(radius, norm_a, norm_v)
     theta = check_number("theta", theta, minimum=0, maximum=1)
@@ -111,9 +99,8 @@ def kim2021_l2_upper(
     .. math:: \mathrm{Lip}(f) \le \sqrt{\frac nk}\,\big(4\varphi^{-1}(n-1)+1\big)
         \Big( \sum_h \|Q_h\|_2^4\|V_h\|_2^2 \Big)^{1/2} \|W^O\|_2, \qquad \varphi(x) = xe^{x+1}
 
-    The bound is from Kim, Papamakarios & Mnih 2021, and the power of Q is derived here: with
-    :math:`y = Q_hx/k^{1/4}`, y enters with Q and leaves with Q, so that the whole has degree 4 in Q
-    under the root. It assumes query = key, and values through :math:`A_h = Q_h^\top Q_h/\sqrt k`.
+    The bound is from Kim, Papamakarios & Mnih 2021, and the power 4 of Q is derived here. It
+    assumes query = key, and values through :math:`A_h = Q_h^\top Q_h/\sqrt k`.
     """
     n = check_count("n", n)
     heads = log_heads(check_count("head_dim", head_dim), norms_q, norms_v, norm_o, power)

@@ -1,7 +1,5 @@
 """Growth exponents and local slopes with their uncertainty, and tests of many at once."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -21,23 +19,16 @@ class PowerFit(NamedTuple):
     high: float
 
     def __str__(self) -> str:
-        """Return the exponent and its interval, to two digits."""
         return f"{decimal(self.exponent)} [{decimal(self.low)}, {decimal(self.high)}]"
 
 
 def fit_exponent(n: Sequence[float], values: Sequence, *, confidence: float = 0.95) -> PowerFit:
     r"""Fit :math:`\log \text{value} = \log c + \alpha \log n`, with an interval for α.
 
-    ``values`` holds one or more positive values for each of the m lengths: shape (m,), (m, repeats)
-    or m sequences of any sizes. In the fit, by least squares, every length counts once, through the
-    mean logarithm of its values. The interval is a percentile bootstrap: the values of each length
-    are drawn again, with replacement and a fixed seed, and fitted again. It describes the spread of
-    the values, and not whether a power law is the right shape.
-
-    Examples
-    --------
-    >>> print(fit_exponent([4, 16, 64], [[2.0, 2.0], [4.0, 4.0], [8.0, 8.0]]))
-    0.50 [0.50, 0.50]
+    ``values`` holds positive values for each of the m lengths: shape (m,), (m, repeats) or m
+    sequences of any sizes. In the fit, by least squares, every length counts once, through its mean
+    logarithm. The interval is a percentile bootstrap within each length, with a fixed seed. It
+    describes the spread of the values, and not whether a power law is the right shape.
     """
     check_number("confidence", confidence, minimum=0, maximum=1 - 1e-12, strict=True)
     log_n, logs = _logarithms(n, values)
@@ -73,8 +64,6 @@ class LocalSlopes(NamedTuple):
 def local_slopes(n: Sequence[float], values: Sequence) -> LocalSlopes:
     r"""Return slopes between neighbouring lengths on logarithmic axes, for each repeat.
 
-    .. math:: \log(\text{value}_{i+1}/\text{value}_i) / \log(n_{i+1}/n_i)
-
     For a power law all of them equal its exponent. The m lengths increase, and a column of
     ``values``, of shape (m, repeats), is one repeat at all of them, such as one text that is read
     on. Columns are taken as independent, and the intervals, at 95 %, are by Student's law.
@@ -101,9 +90,8 @@ def lack_of_fit(n: Sequence[float], values: Sequence, *, nested: bool = False) -
     r"""Return the F-test for lack of fit of a power of n, on logarithms.
 
     There are at least three lengths, and at least two values at each: shape (m, repeats). With
-    ``nested``, a column is one text that is read on, so that its values rise and fall together.
-    Every column then has a level of its own, and the noise is how the columns differ beyond it,
-    with (m − 1)(repeats − 1) degrees of freedom instead of m (repeats − 1).
+    ``nested``, a column is one text that is read on, so that its values rise and fall together:
+    it has a level of its own, and the noise is how the columns differ beyond it.
     """
     log_n, logs = _table_of_logarithms(n, values)
     lengths, repeats = logs.shape
@@ -175,5 +163,5 @@ def _table_of_logarithms(n: Sequence[float], values: Sequence) -> tuple[np.ndarr
     log_n, samples = _logarithms(n, values)
     sizes = {sample.size for sample in samples}
     is_table = len(sizes) == 1 and sizes != {1}
-    require(is_table, "values", "shape (m, repeats), at least two", sorted(sizes))
+    require(is_table, "values", "two or more repeats, as many at each length", sorted(sizes))
     return log_n, np.stack(samples)

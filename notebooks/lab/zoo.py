@@ -1,7 +1,5 @@
 """Relatives of softmax attention, as differentiable maps of tokens (…, n, d)."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from scipy.optimize import brentq
 
 from lab.l2 import l2_attention_upper
 from lab.rivals import kim2021_l2_upper
@@ -31,10 +32,8 @@ def heard(P, q):
 def clouds(generator):
     """Gaussian clouds, many tokens at one point with a halo, shells, and lattices, of every size."""
     for trial in range(160):
-        n, k = (
-            int(torch.randint(low, high, (), generator=generator))
-            for low, high in ((2, 50), (1, 9))
-        )
+        n = int(torch.randint(2, 50, (), generator=generator))
+        k = int(torch.randint(1, 9, (), generator=generator))
         Y = torch.randn(n, k, generator=generator, dtype=torch.float64)
         if trial % 4 == 1:
             Y[: n // 2] = 0
@@ -60,12 +59,10 @@ def test_moments_of_columns(generator):
 
     def moments(Y):
         P, z = weights(Y), Y[:, None] - Y
+        zeroth = P.sum(0).square()
         first = torch.einsum("ij,ija->ja", P, z).square().sum(-1)
         second = torch.einsum("ij,ija,ijb->jab", P, z, z).square().sum((-2, -1))
-        return [
-            x.max() / P.trace()
-            for x in (P.sum(0).square(), P.sum(0).square() + 2 * first + 2 * second)
-        ]
+        return zeroth.max() / P.trace(), (zeroth + 2 * first + 2 * second).max() / P.trace()
 
     for Y in clouds(generator):
         assert moments(Y)[1] <= 1 + 1e-12
@@ -82,9 +79,8 @@ def test_sum_over_a_set(generator):
         assert (sums <= S.sum().sqrt() / 2 + 5 / 4).all()
     K = (-(torch.cdist(Y := star_inputs(30), Y)).square()).exp()
     S = slice(60, None)
-    assert (K[S] / K[S, S].sum(1, keepdim=True)).sum(
-        0
-    ).max() > 30 / 2  # the leading order is reached
+    sums = (K[S] / K[S, S].sum(1, keepdim=True)).sum(0)
+    assert sums.max() > 30 / 2  # the leading order is reached
 
 
 def test_mixing_norm_by_ascent(generator, truth):
@@ -126,12 +122,11 @@ def test_no_smaller_exponent():
     ("q", "dimension", "slack"), [(20, 8, 1.3), (30, 16, 1.08), (40, 64, 1.01)]
 )
 def test_star_in_few_dimensions(q, dimension, slack):
-    generators = [torch.Generator().manual_seed(seed) for seed in range(3)]
-    matrices = [
-        weights(star_inputs(q, dimension=dimension, generator=generator))
-        for generator in generators
+    stars = [
+        star_inputs(q, dimension=dimension, generator=torch.Generator().manual_seed(seed))
+        for seed in range(3)
     ]
-    mean = sum(heard(P, q) for P in matrices) / 3  # at most the square of the norm, for any P
+    mean = sum(heard(weights(Y), q) for Y in stars) / 3  # at most the squared norm, for any P
     least = q / 8 * math.exp(-2 * math.log(q) ** 2 / dimension)
     assert least <= mean <= slack * least
 
@@ -155,16 +150,12 @@ def test_shifted_star(q):
     eye, move = torch.eye(k, dtype=torch.float64)[None], torch.zeros_like(X)
     move[: 4 * q, -1] = (4 * q) ** -0.5
     J = AutogradJacobian(lambda Z: l2_attention_map(Z, k**0.25 * eye, eye), X)
-    along = (
-        J.matvec(move)[4 * q :, :-1].diagonal().square().sum()
-    )  # each satellite along its own direction
-    assert math.log(2) / 64 * q * math.log(q) <= along <= 1.6 * math.log(2) / 64 * q * math.log(q)
+    along = J.matvec(move)[4 * q :, :-1].diagonal().square().sum()  # each satellite its own way
+    estimate = math.log(2) / 64 * q * math.log(q)
+    assert estimate <= along <= 1.6 * estimate
     sigma = local_lipschitz(lambda Z: l2_attention_map(Z, k**0.25 * eye, eye), X, tol=1e-6).value
-    assert (
-        along.sqrt()
-        <= sigma
-        <= l2_attention_upper(n=n, head_dim=k, norms_q=[k**0.25], norms_v=[1.0])
-    )
+    bound = l2_attention_upper(n=n, head_dim=k, norms_q=[k**0.25], norms_v=[1.0])
+    assert along.sqrt() <= sigma <= bound
 
 
 def test_tied_queries_and_keys_on_a_sphere(generator):
@@ -182,12 +173,8 @@ def test_bound_holds_for_several_heads(generator, truth):
     for n, k, heads in ((1, 1, 1), (2, 3, 2), (9, 2, 3), (30, 1, 1)):
         query, value = torch.randn(2, heads, k, 4, generator=generator, dtype=torch.float64)
         output = torch.randn(3, heads * k, generator=generator, dtype=torch.float64)
-        norms = {
-            "norms_q": norm(query).tolist(),
-            "norms_v": norm(value).tolist(),
-            "norm_o": norm(output).item(),
-        }
-        bound = l2_attention_upper(n=n, head_dim=k, **norms)
+        norms = {"norms_q": norm(query).tolist(), "norms_v": norm(value).tolist()}
+        bound = l2_attention_upper(n=n, head_dim=k, norm_o=norm(output).item(), **norms)
         for size in (0.01, 0.5, 2.0, 50.0):
             X = size * torch.randn(1, n, 4, generator=generator, dtype=torch.float64)
             assert truth.of_map(lambda Z: l2_attention_map(Z, query, value, output), X) <= bound  # noqa: B023
@@ -197,11 +184,8 @@ def test_bound_is_reached_by_one_token(truth):
     """Heads that are multiples of the identity, and W^O in line with their outputs."""
     eye = torch.eye(3, dtype=torch.float64)
     q, v = torch.tensor([[2.0, 0.5], [1.0, 3.0]], dtype=torch.float64)
-    query, value, output = (
-        q[:, None, None] * eye,
-        v[:, None, None] * eye,
-        torch.cat([*(q**2 * v)[:, None, None] * eye], 1),
-    )
+    query, value = q[:, None, None] * eye, v[:, None, None] * eye
+    output = torch.cat([*(q**2 * v)[:, None, None] * eye], 1)
     one = torch.ones_like(eye[:1])[None]
     reached = truth.of_map(lambda Z: l2_attention_map(Z, query, value, output), one)
     sizes = {"norms_q": q.tolist(), "norms_v": v.tolist(), "norm_o": norm(output).item()}
@@ -212,15 +196,14 @@ def test_bound_by_hand():
     """Each of the two is the less somewhere, and is what the formula says."""
 
     def parts(n, k):
-        c = math.log(n)
-        for _ in range(50):  # c e^{c+1} = n − 1, by Newton's method
-            c -= (c * math.exp(c + 1) - n + 1) / ((c + 1) * math.exp(c + 1))
-        columns, mixing = (
-            (3 + math.sqrt(2 * math.pi * k)) ** k,
-            min(n**0.5, n**0.5 / 2 + 5 / 4) ** 0.5,
-        )
-        return [mixing + 2**0.75 * math.sqrt(c) * n**0.25 + 2 * c,
-                math.sqrt(math.e * columns) + 2 * c + 2 * math.sqrt(2 * c * columns)]  # fmt: skip
+        c = brentq(lambda x: x * math.exp(x + 1) - n + 1, 0, 50, xtol=1e-14)
+        columns = (3 + math.sqrt(2 * math.pi * k)) ** k
+        mixing = min(n**0.5, n**0.5 / 2 + 5 / 4) ** 0.5
+        any_dimension = mixing + 2**0.75 * math.sqrt(c) * n**0.25
+        return [
+            any_dimension + 2 * c,
+            math.sqrt(math.e * columns) + 2 * c + 2 * math.sqrt(2 * c * columns),
+        ]
 
     less, size = set(), {"norms_q": [2.0, 1.0], "norms_v": [3.0, 0.5], "norm_o": 1.5}
     for n, k in ((2, 4), (5, 4), (50, 4), (200, 1), (10**6, 1)):
