@@ -1,7 +1,5 @@
 """Published bounds: those that hold, attacked; those that do not, at their witness."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -9,7 +7,6 @@ import pytest
 import torch
 from scipy.optimize import brentq
 
-from lab import rivals
 from lab.rivals import (
     castin2024_released_compute_bound,
     emadi2026_softmax_norm,
@@ -20,31 +17,27 @@ from lab.rivals import (
     yudin2025_local_upper,
 )
 from lab.zoo import l2_attention_map
-from lipcore import Attention, bounds
+from lipcore import Attention
 
 
 def _draw(seed, *shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def _layer(seed, *, heads=1, causal=False, output=False):
-    query, key, value = (_draw(seed + step, heads, 2, 3) for step in range(3))
-    projection = _draw(seed + 3, 4, heads * 2) if output else None
-    return Attention(query=query, key=key, value=value, output=projection, causal=causal)
+def norm(M):
+    return torch.linalg.matrix_norm(M, 2)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("heads", "output"), [(1, False), (2, False), (3, True)])
 def test_yudin_holds(heads, output, causal):
     for seed, scale in itertools.product(range(4), (0.1, 1.0, 5.0)):
-        f = _layer(seed, heads=heads, causal=causal, output=output)
-        X = scale * _draw(seed, 6, 5, 3)
+        query, key, value = _draw(seed, 3, heads, 2, 3)
+        projection = _draw(seed + 3, 4, heads * 2) if output else None
+        f = Attention(query=query, key=key, value=value, output=projection, causal=causal)
+        X = scale * _draw(seed + 4, 6, 5, 3)
         sigma = norm(f.jacobian(X).dense())
         assert (sigma <= yudin2025_local_upper(f, X) * (1 + 1e-9)).all()
-
-
-def norm(M):
-    return torch.linalg.matrix_norm(M, 2)
 
 
 def test_local_formulas_by_hand():
@@ -59,15 +52,6 @@ def test_local_formulas_by_hand():
     released = norm(V) * (reach**2 * diameter**2 * 5 + 4).sqrt()
     found = castin2024_released_compute_bound(f, X)
     assert found.item() == pytest.approx(released.item(), rel=1e-12)
-
-
-def test_our_local_bound_against_yudin():
-    """Ours is the sharper wherever scores matter; where they hardly do, the two agree within a few per cent."""
-    for scale, advantage in ((0.1, 0.97), (1.0, 2.0), (3.0, 2.0)):
-        A, X = _draw(0, 6, 6), scale * _draw(1, 8, 48, 6)
-        f = Attention.from_matrices(A / 6, _draw(2, 6, 6))
-        quotient = yudin2025_local_upper(f, X) / bounds.local_upper(f, X)
-        assert quotient.mean() > advantage
 
 
 def test_softmax_norm_upper_holds_and_is_sharp():
@@ -114,12 +98,6 @@ def test_token_norm_bound_holds_and_is_reached(truth):
     assert 0.9 < best <= 1 + 1e-9
 
 
-def test_token_norm_is_another_norm():
-    """One token of 10⁴, seen by all: the Frobenius constant grows as √n, the largest-token one does not."""
-    assert bounds.adversarial_lower(n=10**4, radius=1.0, gamma=6.0, norm_v=1.0) > 90
-    assert emadi2026_token_upper(radius=1.0, norm_a=6.0, norm_v=1.0) < 14
-
-
 def test_kim_holds_with_the_power_that_its_proof_gives(truth):
     """At every scale, anywhere in space; the restated form fails where Q is large."""
     failed = False
@@ -154,15 +132,12 @@ def test_restated_forms_fail_at_their_witness(truth):
     assert castin2024_released_compute_bound(f, X).item() == pytest.approx(2**0.5)
 
 
-@pytest.mark.parametrize("name", ["yudin2025_local_upper", "castin2024_released_compute_bound"])
-def test_statements_are_not_stretched(name):
-    weights = {role: _draw(index, 1, 2, 3) for index, role in enumerate(("query", "key", "value"))}
-    beyond = {
-        "query_bias": _draw(3, 1, 2),
-        "rotary": torch.ones(1, dtype=torch.float64),
-        "bias": torch.zeros(3, 3, dtype=torch.float64),
-        "sinks": torch.zeros(1, dtype=torch.float64),
-    }
-    for reason, value in beyond.items():
-        with pytest.raises(ValueError, match=reason):
-            getattr(rivals, name)(Attention(**weights, **{reason: value}), _draw(4, 2, 3))
+@pytest.mark.parametrize("bound", [yudin2025_local_upper, castin2024_released_compute_bound])
+def test_statements_are_not_stretched(bound):
+    query, key, value = _draw(0, 3, 1, 2, 3)
+    ones = torch.ones(3, 3, dtype=torch.float64)
+    sizes = {"query_bias": ones[:1, :2], "rotary": ones[0, :1], "bias": ones, "sinks": ones[0, :1]}
+    for name, more in sizes.items():
+        f = Attention(query=query, key=key, value=value, **{name: more})
+        with pytest.raises(ValueError, match=name):
+            bound(f, _draw(4, 2, 3))

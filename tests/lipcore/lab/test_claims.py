@@ -16,19 +16,10 @@ def make(**changes):
     return claim(**{**fields, **changes})
 
 
-@pytest.mark.parametrize(
-    "ratios",
-    [
-        [[0.1], [0.5, 0.2]],
-        np.array([[0.5, 0.1]]),
-        torch.tensor([0.5, 0.25], dtype=torch.float64),
-        (value for value in (0.5, 0.1)),
-        0.5,
-    ],
-    ids=["nested", "array", "tensor", "generator", "float"],
-)
-def test_the_largest_of_all_ratios_counts(ratios):
-    assert make(ratio=ratios).ratio == 0.5
+def test_the_largest_of_all_ratios_counts():
+    generator = (value for value in (0.5, 0.1))
+    for ratios in ([[0.1], [0.5, 0.2]], np.array([[0.5, 0.1]]), torch.tensor(0.5), generator):
+        assert make(ratio=ratios).ratio == 0.5
 
 
 @pytest.mark.parametrize("status", ["enclosed", "proved", "checked"])
@@ -74,9 +65,9 @@ def test_the_three_forms_agree():
     assert 'id="claim-sqrt-n"' in bundle["text/html"]
 
 
-@pytest.mark.parametrize("ratio", [0.99995, 0.999999999, 0.9994, 0.5, 0.123456])
-def test_a_ratio_below_one_never_reads_as_one(ratio):
-    assert float(format_ratio(ratio)) < 1
+def test_a_ratio_below_one_never_reads_as_one():
+    for ratio in (0.99995, 0.999999999, 0.9994, 0.5, 0.123456):
+        assert float(format_ratio(ratio)) < 1
 
 
 def test_the_forms_of_a_check_agree():
