@@ -34,7 +34,7 @@ BY_THE_LETTER = {
     "_matrices.covariances": "own query and others' keys are bounded apart; no input has both large",
     "lower._within_range": "a limit for sizes beyond 10¹⁰⁰, far from every witness",
     "ball.mean_field_upper_paper": "its exponent is twice the one that measures reach",
-    "rivals.kim2021_l2_upper": "the fourth root of n is the order of the truth, the root that of the bound",
+    "rivals._kim2021": "the fourth root of n is the order of the truth, the root that of the bound",
     "rivals.castin2024_released_compute_bound": "not a bound: an input contradicts it as it is",
     "rivals.emadi2026_token_upper": "of the largest-token norm, which no witness here measures",
     "rivals.kim2021_l2_upper_restated": "not a bound: an input contradicts it as it is",

@@ -118,7 +118,8 @@ def test_bound_is_reached_by_one_token(truth):
     one = torch.ones_like(eye[:1])[None]
     reached = truth.of_map(lambda Z: l2_attention_map(Z, query, value, output), one)
     sizes = {"norms_q": q.tolist(), "norms_v": v.tolist(), "norm_o": norm(output).item()}
-    assert reached.item() == pytest.approx(l2_attention_upper(n=1, head_dim=3, **sizes), rel=1e-12)
+    for upper in (l2_attention_upper, kim2021_l2_upper):
+        assert reached.item() == pytest.approx(upper(n=1, head_dim=3, **sizes), rel=1e-12)
 
 
 def test_bound_by_hand():

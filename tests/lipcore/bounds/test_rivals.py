@@ -3,19 +3,12 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from scipy.optimize import brentq
 
-from lab.rivals import (
-    castin2024_released_compute_bound,
-    emadi2026_softmax_norm,
-    emadi2026_token_upper,
-    kim2021_l2_upper,
-    kim2021_l2_upper_restated,
-    softmax_norm_upper,
-    yudin2025_local_upper,
-)
+from lab import rivals
 from lab.zoo import l2_attention_map
 from lipcore import Attention
 
@@ -29,15 +22,14 @@ def norm(M):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("heads", "output"), [(1, False), (2, False), (3, True)])
+@pytest.mark.parametrize(("heads", "output"), [(1, None), (2, None), (3, _draw(9, 4, 6))])
 def test_yudin_holds(heads, output, causal):
     for seed, scale in itertools.product(range(4), (0.1, 1.0, 5.0)):
         query, key, value = _draw(seed, 3, heads, 2, 3)
-        projection = _draw(seed + 3, 4, heads * 2) if output else None
-        f = Attention(query=query, key=key, value=value, output=projection, causal=causal)
+        f = Attention(query=query, key=key, value=value, output=output, causal=causal)
         X = scale * _draw(seed + 4, 6, 5, 3)
         sigma = norm(f.jacobian(X).dense())
-        assert (sigma <= yudin2025_local_upper(f, X) * (1 + 1e-9)).all()
+        assert (sigma <= rivals.yudin2025_local_upper(f, X) * (1 + 1e-9)).all()
 
 
 def test_local_formulas_by_hand():
@@ -47,11 +39,13 @@ def test_local_formulas_by_hand():
     top = P.sort(dim=-1, descending=True).values
     g = (top[:, 0] * (1 - top[:, 0] + top[:, 1])).max()
     expected = norm(V) * (norm(P) + 2 * norm(X) ** 2 * norm(A) * g)
-    assert yudin2025_local_upper(f, X).item() == pytest.approx(expected.item(), rel=1e-12)
+    assert rivals.yudin2025_local_upper(f, X).item() == pytest.approx(expected.item(), rel=1e-12)
     reach, diameter = (X @ A.mT).norm(dim=-1).max(), torch.cdist(X, X).max()
     released = norm(V) * (reach**2 * diameter**2 * 5 + 4).sqrt()
-    found = castin2024_released_compute_bound(f, X)
+    found = rivals.castin2024_released_compute_bound(f, X)
     assert found.item() == pytest.approx(released.item(), rel=1e-12)
+    mean = rivals.yudin2025_local_upper(Attention.from_matrices(0 * A, V), X)
+    assert mean.item() == pytest.approx(norm(V).item())  # the norm of x ↦ V mean(x)
 
 
 def test_softmax_norm_upper_holds_and_is_sharp():
@@ -59,10 +53,10 @@ def test_softmax_norm_upper_holds_and_is_sharp():
     for n in (1, 2, 3, 8):
         p = torch.softmax(scale * _draw(n, 400, n), dim=-1)
         exact = torch.linalg.eigvalsh(torch.diag_embed(p) - p[:, :, None] * p[:, None, :])[:, -1]
-        bound = softmax_norm_upper(p)
+        bound = rivals.softmax_norm_upper(p)
         assert (exact <= bound + 1e-15).all()
         assert n == 1 or (exact / bound).max() > 0.999
-    assert softmax_norm_upper(torch.tensor([0.5, 0.5])) == 0.5
+    assert rivals.softmax_norm_upper(torch.tensor([0.5, 0.5])) == 0.5
 
 
 def test_infinity_to_one_norm():
@@ -70,10 +64,10 @@ def test_infinity_to_one_norm():
     p = torch.softmax(_draw(0, 50, 7) * torch.logspace(-1, 1, 50).double()[:, None], dim=-1)
     M = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
     reached = (M @ signs.mT).abs().sum(1).amax(-1)
-    assert torch.allclose(emadi2026_softmax_norm(p), reached, rtol=1e-12)
+    assert torch.allclose(rivals.emadi2026_softmax_norm(p), reached, rtol=1e-12)
     many = torch.full((2, 100), 0.001, dtype=torch.float64)
     many[0, 0], many[1, :2] = 0.901, 0.451
-    assert emadi2026_softmax_norm(many).tolist() == pytest.approx([4 * 0.901 * 0.099, 1.0])
+    assert rivals.emadi2026_softmax_norm(many).tolist() == pytest.approx([4 * 0.901 * 0.099, 1.0])
 
 
 def token_norm(J):
@@ -90,9 +84,9 @@ def test_token_norm_bound_holds_and_is_reached(truth):
         A, V, X = _draw(seed, 2, 2), _draw(seed + 1, 2, 2), _draw(seed + 2, 20, 4, 2)
         A, X = a * A / norm(A), X / X.norm(dim=-1, keepdim=True)
         f = Attention.from_matrices(A, V, causal=causal)
-        theta = emadi2026_softmax_norm(f.weights(X)).amax().clamp(max=1.0).item()
+        theta = rivals.emadi2026_softmax_norm(f.weights(X)).amax().clamp(max=1.0).item()
         norm_v = norm(V).item()
-        bound = emadi2026_token_upper(radius=1.0, norm_a=a, norm_v=norm_v, theta=theta)
+        bound = rivals.emadi2026_token_upper(radius=1.0, norm_a=a, norm_v=norm_v, theta=theta)
         assert bound == pytest.approx(norm_v * (1 + 2 * a * theta))
         best = max(best, token_norm(truth.jacobians(f, X)).item() / bound)
     assert 0.9 < best <= 1 + 1e-9
@@ -107,8 +101,8 @@ def test_kim_holds_with_the_power_that_its_proof_gives(truth):
         X = _draw(n + 2, 8, n, 3) * torch.logspace(-2, 6, 8, dtype=query.dtype)[:, None, None]
         reached = truth.of_map(lambda Y: l2_attention_map(Y, query, value), X / norms_q.max()).max()  # noqa: B023
         sizes = {"n": n, "head_dim": k, "norms_q": norms_q.tolist(), "norms_v": norms_v.tolist()}
-        assert reached <= kim2021_l2_upper(**sizes) * (1 + 1e-9)
-        failed |= reached.item() > kim2021_l2_upper_restated(**sizes)
+        assert reached <= rivals.kim2021_l2_upper(**sizes) * (1 + 1e-9)
+        failed |= reached.item() > rivals.kim2021_l2_upper_restated(**sizes)
     assert failed
 
 
@@ -116,23 +110,30 @@ def test_kim_by_hand():
     size = {"head_dim": 4, "norms_q": [2.0, 1.0], "norms_v": [3.0, 0.5], "norm_o": 1.5}
     for n in (2, 50):
         c = brentq(lambda x: x * math.exp(x + 1) - n + 1, 0, 50, xtol=1e-14)  # noqa: B023
-        expected = math.sqrt(n / 4) * (4 * c + 1) * math.sqrt(16 * 9 + 0.25) * 1.5
-        assert kim2021_l2_upper(n=n, **size) == pytest.approx(expected, rel=1e-9)
-    assert math.isfinite(kim2021_l2_upper(n=10**12, **size, log=True))
+        expected = math.sqrt(n / 4) * (4 * c + 1) * 1.5
+        found = (
+            rivals.kim2021_l2_upper(n=n, **size),
+            rivals.kim2021_l2_upper_restated(n=n, **size),
+        )
+        heads = np.sqrt([16 * 9 + 0.25, 4 * 9 + 0.25])
+        np.testing.assert_allclose(found, expected * heads, rtol=1e-9)
+    assert math.isfinite(rivals.kim2021_l2_upper(n=10**12, **size, log=True))
 
 
 def test_restated_forms_fail_at_their_witness(truth):
     one = torch.ones(1, 1, 1, dtype=torch.float64)
     reached = truth.of_map(lambda Y: l2_attention_map(Y, 5 * one, one), one.expand(1, 2, 1)).item()
-    restated = kim2021_l2_upper_restated(n=2, head_dim=1, norms_q=[5.0], norms_v=[1.0])
+    restated = rivals.kim2021_l2_upper_restated(n=2, head_dim=1, norms_q=[5.0], norms_v=[1.0])
     assert reached == pytest.approx(25) and restated == pytest.approx(14.9, rel=1e-2)
     f = Attention.from_matrices(*torch.tensor([[[0.0, 50], [0, 0]], [[1, 0], [0, 1]]]).double())
     X = torch.tensor([[1.0, 0.0], [-1.0, 0.0]], dtype=torch.float64)
     assert truth.of_map(f, X[None]).item() == pytest.approx(50.02, rel=1e-3)
-    assert castin2024_released_compute_bound(f, X).item() == pytest.approx(2**0.5)
+    assert rivals.castin2024_released_compute_bound(f, X).item() == pytest.approx(2**0.5)
 
 
-@pytest.mark.parametrize("bound", [yudin2025_local_upper, castin2024_released_compute_bound])
+@pytest.mark.parametrize(
+    "bound", [rivals.yudin2025_local_upper, rivals.castin2024_released_compute_bound]
+)
 def test_statements_are_not_stretched(bound):
     query, key, value = _draw(0, 3, 1, 2, 3)
     ones = torch.ones(3, 3, dtype=torch.float64)

@@ -43,21 +43,18 @@ def contrast(one, other):
     return (bright + 0.05) / (dim + 0.05)
 
 
-def values(mode):
-    return {name: getattr(role, mode) for name, role in colours.ROLES.items()}
+def values(mode, kind=""):
+    roles = colours.ROLES.items()
+    return {name: getattr(role, mode) for name, role in roles if kind in ("", role.kind)}
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_colours_are_told_apart(mode):
     """Colours that meet in one figure differ without red or green cones too."""
     of = values(mode)
-    kinds = {
-        kind: {of[name] for name, role in colours.ROLES.items() if role.kind == kind}
-        for kind in ("tokens", "terms", "bounds", "models", "series")
-    }
-    kinds["series"].add(of["truth"])
-    kinds["terms"] |= {of["truth"], of["best"]}
-    for sight, together in itertools.product(SIGHT, kinds.values()):
+    beside = {"series": ["truth"], "terms": ["truth", "best"]}
+    for kind, sight in itertools.product(("tokens", "terms", "bounds", "models", "series"), SIGHT):
+        together = {*values(mode, kind).values(), *(of[name] for name in beside.get(kind, ()))}
         for pair in itertools.combinations(sorted(together), 2):
             one, other = (as_seen(value, sight) for value in pair)
             assert np.linalg.norm(one - other) > 17.5, (mode, sight, pair)

@@ -28,16 +28,13 @@ def test_it_is_the_number_to_its_digits():
             assert read(power(x, 2)) == pytest.approx(x, rel=6e-3)
 
 
-def test_signs():
+def test_how_it_is_written():
     assert decimal(-0.004) == "0.00" and percent(-0.001) == "0" + PERCENT
     for text in (decimal(-1.5), power(-1e-7), count(-3), percent(-0.5)):
         assert "-" not in text and text.startswith("\N{MINUS SIGN}")
-
-
-@pytest.mark.parametrize("make", [torch.tensor, np.float64], ids=["tensor", "numpy"])
-def test_scalars_of_arrays_are_numbers(make):
-    assert decimal(make(0.5)) == "0.50" and power(make(2e9)) == "2×10⁹"
-    assert count(make(2048.0)) == "2,048" and percent(make(0.25)) == "25" + PERCENT
+    for make in (torch.tensor, np.float64):
+        assert decimal(make(0.5)) == "0.50" and power(make(2e9)) == "2×10⁹"
+        assert count(make(2048.0)) == "2,048" and percent(make(0.25)) == "25" + PERCENT
 
 
 @pytest.mark.parametrize("write", [decimal, power, count, percent])
@@ -75,6 +72,7 @@ def test_a_number_that_has_these_digits_stays(write, hundredths, rounding):
         (power, 3.2e-11, 0, "3×10⁻¹¹", "4×10⁻¹¹"),
         (power, -9.7e3, 0, "−1×10⁴", "−9×10³"),
         (power, 1.2345e5, 2, "1.23×10⁵", "1.24×10⁵"),
+        (decimal, 1.7e308, 2, f"{17 * 10**307:,}.00", f"{17 * 10**307:,}.00"),
         (power, 5e-324, 0, "5×10⁻³²⁴", "5×10⁻³²⁴"),
         (power, 1e300, 1, "1.0×10³⁰⁰", "1.0×10³⁰⁰"),
         (power, 4.5, 0, "4", "5"),
@@ -93,9 +91,3 @@ def test_both_sides_enclose_the_number(write):
         low, high = read(write(x, rounding="down")), read(write(x, rounding="up"))
         assert low <= scale * x <= high and low < high
         assert read(write(x)) in (low, high)
-
-
-def test_every_float_has_two_sides():
-    for x in (1.7e308, -1.7e308, 5e-324):
-        assert read(decimal(x, 340, rounding="up")) == read(decimal(x, 340, rounding="down")) == x
-        assert read(power(x, 20, rounding="up")) == pytest.approx(x)
