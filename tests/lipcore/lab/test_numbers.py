@@ -63,10 +63,8 @@ def test_a_number_that_has_these_digits_stays(write, hundredths, rounding):
 @pytest.mark.parametrize(
     ("write", "x", "digits", "down", "up"),
     [
-        (decimal, 0.9473, 2, "0.94", "0.95"),
         (decimal, -0.154, 2, "−0.16", "−0.15"),
         (decimal, -0.001, 2, "−0.01", "0.00"),
-        (decimal, 0.9999, 2, "0.99", "1.00"),
         (decimal, 2.5, 0, "2", "3"),
         (decimal, 7252.3411, 2, "7,252.34", "7,252.35"),
         (power, 3.2e-11, 0, "3×10⁻¹¹", "4×10⁻¹¹"),
@@ -74,9 +72,6 @@ def test_a_number_that_has_these_digits_stays(write, hundredths, rounding):
         (power, 1.2345e5, 2, "1.23×10⁵", "1.24×10⁵"),
         (decimal, 1.7e308, 2, f"{17 * 10**307:,}.00", f"{17 * 10**307:,}.00"),
         (power, 5e-324, 0, "5×10⁻³²⁴", "5×10⁻³²⁴"),
-        (power, 1e300, 1, "1.0×10³⁰⁰", "1.0×10³⁰⁰"),
-        (power, 4.5, 0, "4", "5"),
-        (percent, 0.9473, 0, "94" + PERCENT, "95" + PERCENT),
         (percent, -0.154, 0, "−16" + PERCENT, "−15" + PERCENT),
     ],
 )
