@@ -10,10 +10,10 @@ between kinds of things that do not meet in one figure, and within a kind no two
 them are told apart without red or green cones, and show on their ground.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import NamedTuple
+
+import numpy as np
 
 #: The page that a figure stands on: light, dark.
 GROUND = ("#ffffff", "#121212")
@@ -29,7 +29,6 @@ _AMBER = ("#b48b09", "#f5d04a")
 _SKY = ("#219ad9", "#84dbff")
 _PINK = ("#c23a97", "#fe8cce")
 
-_SOLID = "-"
 _DASHED = (0, (6, 2))
 _DOTTED = (0, (1, 1.5))
 _SPARSE = (0, (1, 3))
@@ -40,27 +39,13 @@ _FINE = (0, (2, 2))
 
 
 class Role(NamedTuple):
-    """What a colour stands for, and how it is drawn.
+    """What a colour stands for, and how it is drawn: a line style and a marker of matplotlib."""
 
-    Parameters
-    ----------
-    light, dark : str
-        ``#rrggbb`` on either ground.
-    label : str
-        What a legend calls it.
-    kind : str
-        The group of roles that it belongs to.
-    dashes : str or tuple
-        Line style of matplotlib.
-    marker : str
-        Marker of matplotlib; empty for none.
-    """
-
-    light: str
+    light: str  # #rrggbb on either ground
     dark: str
-    label: str
-    kind: str
-    dashes: str | tuple = _SOLID
+    label: str  # what a legend calls it
+    kind: str  # the group of roles that it belongs to
+    dashes: str | tuple = "-"
     marker: str = ""
 
 
@@ -120,167 +105,62 @@ MAPS = {
     ),
 }
 
-_STEPS = 256  # of a colour map, as in matplotlib's own
-
 
 def colour(role: str) -> str:
-    """Return the colour of a role, as figures draw it: the light one.
-
-    Parameters
-    ----------
-    role : str
-        A key of :data:`ROLES`.
-
-    Returns
-    -------
-    str
-        ``#rrggbb``
-
-    Raises
-    ------
-    ValueError
-        If there is no such role.
-
-    Examples
-    --------
-    >>> colour("unified") == colour("best") != colour("general")
-    True
-    """
-    return _role(role).light
+    """Return the colour of a role, as figures draw it: the light one."""
+    return _known("role", role, ROLES).light
 
 
 def line(role: str) -> dict:
-    """Return how the line of a role is drawn, as keywords of matplotlib's ``plot``.
-
-    Parameters
-    ----------
-    role : str
-        A key of :data:`ROLES`.
-
-    Returns
-    -------
-    dict
-        ``color`` and ``ls``, and ``marker`` where the role has one.
-
-    Examples
-    --------
-    >>> sorted(line("general")), sorted(line("minilm"))
-    (['color', 'ls'], ['color', 'ls', 'marker'])
-    """
-    found = _role(role)
+    """Return how the line of a role is drawn, as keywords of matplotlib's ``plot``."""
+    found = _known("role", role, ROLES)
     style = {"color": found.light, "ls": found.dashes}
     return style | ({"marker": found.marker} if found.marker else {})
 
 
 def label(role: str) -> str:
-    """Return what a legend calls a role.
-
-    Examples
-    --------
-    >>> label("local")
-    'local bound'
-    """
-    return _role(role).label
+    """Return what a legend calls a role."""
+    return _known("role", role, ROLES).label
 
 
 def nth(i: int) -> str:
-    """Return the colour of the i-th curve of a series, from zero; after seven they repeat.
-
-    Examples
-    --------
-    >>> nth(0) == colour("first") == nth(7)
-    True
-    """
+    """Return the colour of the i-th curve of a series, from zero; after seven they repeat."""
     return colour(SERIES[i % len(SERIES)])
 
 
 def shades(count: int) -> list[str]:
-    """Return colours for curves in an order, as layers: from small to large, all of them visible.
-
-    Parameters
-    ----------
-    count : int
-        At least 1.
-
-    Returns
-    -------
-    list of str
-        Steps of the map ``large``.
-
-    Raises
-    ------
-    ValueError
-        If ``count`` is less than 1.
-
-    Examples
-    --------
-    >>> len(set(shades(6)))
-    6
-    """
+    """Return colours for curves in an order, as layers: from small to large, all of them visible."""
     if count < 1:
         raise ValueError(f"count: expected at least 1, got {count}")
+    steps = [light for light, _ in scale("large")]
     palest = 0.55  # below, a line has too little contrast
     places = [palest + (1 - palest) * i / max(count - 1, 1) for i in range(count)]
-    return [scale("large")[round(place * (_STEPS - 1))][0] for place in places]
+    return [steps[round(place * (len(steps) - 1))] for place in places]
 
 
 @cache
 def scale(name: str) -> tuple[tuple[str, str], ...]:
-    """Return a colour map: its steps from small to large, each on the light and on the dark page.
-
-    Parameters
-    ----------
-    name : str
-        A key of :data:`MAPS`.
-
-    Returns
-    -------
-    tuple of pairs of str
-        256 of them.
-
-    Examples
-    --------
-    >>> scale("large")[0] == GROUND
-    True
-    """
-    if name not in MAPS:
-        raise ValueError(f"name: no colour map {name!r}; there are {', '.join(MAPS)}")
-    return tuple(zip(*(_between(anchors) for anchors in MAPS[name]), strict=True))
+    """Return the steps of a colour map from small to large, on the light and on the dark page."""
+    light, dark = _known("name", name, MAPS)
+    return tuple(zip(_between(light), _between(dark), strict=True))
 
 
 @cache
 def dark_values() -> dict[str, str]:
-    """Return the dark value of every light one, of roles and of colour maps.
-
-    Returns
-    -------
-    dict of str to str
-
-    Examples
-    --------
-    >>> dark_values()[colour("ink")] == ROLES["ink"].dark
-    True
-    """
+    """Return the dark value of every light one, of roles and of colour maps."""
     found = {light: dark for name in MAPS for light, dark in reversed(scale(name))}
     return found | {role.light: role.dark for role in ROLES.values()}
 
 
-def _role(name: str) -> Role:
-    if name not in ROLES:
-        raise ValueError(f"role: no colour for {name!r}; there are {', '.join(ROLES)}")
-    return ROLES[name]
+def _known(argument: str, name: str, table: dict):
+    if name not in table:
+        raise ValueError(f"{argument}: expected one of {', '.join(table)}, got {name!r}")
+    return table[name]
 
 
-def _between(anchors: tuple[str, ...]) -> list[str]:
+def _between(anchors: tuple[str, ...], steps: int = 256) -> list[str]:
     """Interpolate linearly between colours."""
-    parts = [[int(anchor[k : k + 2], 16) for k in (1, 3, 5)] for anchor in anchors]
-    values = []
-    for step in range(_STEPS):
-        place = step / (_STEPS - 1) * (len(parts) - 1)
-        left = min(int(place), len(parts) - 2)
-        mixed = [
-            round(a + (place - left) * (b - a))
-            for a, b in zip(parts[left], parts[left + 1], strict=True)
-        ]
-        values.append("#" + "".join(f"{part:02x}" for part in mixed))
-    return values
+    channels = [[int(anchor[k : k + 2], 16) for anchor in anchors] for k in (1, 3, 5)]
+    places = np.linspace(0, len(anchors) - 1, steps)
+    mixed = [np.interp(places, range(len(anchors)), channel).round() for channel in channels]
+    return ["#" + "".join(f"{int(part):02x}" for part in step) for step in zip(*mixed, strict=True)]

@@ -1,16 +1,13 @@
-r"""Bounds of attention in a ball by interval arithmetic, as baselines for the book's certificate.
+"""Bounds of attention in a ball by interval arithmetic, as baselines for the book's certificate.
 
-Both functions work on boxes, as neural network verifiers do. :func:`interval_change` propagates
-intervals from step to step. :func:`vertex_change` takes the exact range of a weighted mean of
-values over a box of scores, which is attained at a vertex (Davoodi & Rezazadeh 2026). They are
-written independently for layers without rotary positions.
+Both functions work on boxes, as neural network verifiers do, for layers with plain scores. The
+exact range of a weighted mean over a box of scores is that of Davoodi & Rezazadeh (2026).
 """
-
-from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from lipcore._checks import require
 from lipcore._heads import mask_scores_
 from lipcore.attention import Attention
 from lipcore.bounds.layer import join_heads, output_roots
@@ -21,12 +18,6 @@ def interval_change(attention: Attention, X: Tensor, radius: float) -> Tensor:
 
     Queries, keys and values lie in boxes around those at X (n, d); scores, weights and means
     follow by interval arithmetic.
-
-    Examples
-    --------
-    >>> f = Attention.from_matrices(torch.zeros(2, 2), torch.eye(2))
-    >>> interval_change(f, torch.zeros(3, 2), 1.0).mul(1000).round().item()  # √(3·2)
-    2449.0
     """
     _check(attention)
     q, k, v = attention.project(X, value_bias=False)
@@ -47,12 +38,6 @@ def vertex_change(attention: Attention, X: Tensor, radius: float) -> Tensor:
     """Return a bound of ‖f(Y) − f(X)‖_F by the exact range of means over boxes of scores.
 
     The boxes come from the ball itself, in which no token moves further than ``radius``.
-
-    Examples
-    --------
-    >>> f = Attention.from_matrices(torch.zeros(2, 2), torch.eye(2))
-    >>> vertex_change(f, torch.zeros(3, 2), 1.0).mul(1000).round().item()
-    2449.0
     """
     _check(attention)
     q, k, v = attention.project(X, value_bias=False)
@@ -70,17 +55,10 @@ def vertex_change(attention: Attention, X: Tensor, radius: float) -> Tensor:
 
 
 def largest_mean(low: Tensor, high: Tensor, values: Tensor) -> Tensor:
-    r"""Return the largest :math:`\sum_j p_j v_j` over softmax weights p of scores in a box.
+    """Return the largest means (…, m, p) of values (…, n, p) over scores in a box (…, m, n).
 
-    It is attained where the scores of the largest values are as high as possible, and the others as
-    low as possible, so that n thresholds are tried. ``low`` and ``high`` have shape (…, m, n),
-    ``values`` has shape (…, n, p), and the result has shape (…, m, p).
-
-    Examples
-    --------
-    >>> box = torch.tensor([[-1.0, -1.0]])
-    >>> largest_mean(box, -box, torch.tensor([[1.0], [0.0]]))  # σ(2)
-    tensor([[0.8808]])
+    Each is attained where the scores of the largest values are as high as possible, and the others
+    as low as possible, so that n thresholds are tried.
     """
     shift = high.amax(-1, keepdim=True)
     down = (low - shift).exp()
@@ -120,10 +98,6 @@ def _joined(attention: Attention, deviation: Tensor) -> Tensor:
 
 
 def _check(attention: Attention) -> None:
-    if (
-        attention.rotary is not None
-        or attention.not_bilinear
-        or attention.gate is not None
-        or attention.sinks is not None
-    ):
-        raise ValueError("attention: expected plain scores, got rotary, sinks, a softcap or norms")
+    parts = (attention.rotary, attention.gate, attention.sinks)
+    is_plain = not attention.not_bilinear and all(part is None for part in parts)
+    require(is_plain, "attention", "plain scores", "rotary, sinks, a gate, a softcap or norms")

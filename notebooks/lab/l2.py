@@ -1,13 +1,11 @@
 """Bounds for attention with squared distances (L2 attention), on all inputs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
 from scipy.special import lambertw
 
-from lipcore._checks import check_count
+from lipcore._checks import check_count, require
 from lipcore.bounds import _logarithms as logs
 
 
@@ -28,34 +26,7 @@ def l2_attention_upper(
     with :math:`c e^{c+1} = n - 1`, :math:`\mu^2 = \min(\sqrt n, \tfrac12\sqrt n + \tfrac54)` and
     :math:`c_k = (3 + \sqrt{2\pi k})^k`. The first bound holds in every head dimension k, and
     :math:`n^{1/4}\sqrt{\log n}` is the exact order over all k. The second grows no faster than log
-    n for a fixed k.
-
-    Parameters
-    ----------
-    n, head_dim : int
-        The number of tokens, and the dimension k of queries.
-    norms_q, norms_v : sequence of float
-        The spectral norms of Q_h and V_h, one for each head.
-    norm_o : float
-        The spectral norm of W^O.
-    log : bool
-        Whether to return the logarithm of the bound.
-
-    Returns
-    -------
-    float
-
-    Raises
-    ------
-    ValueError, TypeError
-        If a number is out of range, or the numbers of heads differ.
-
-    Examples
-    --------
-    >>> size = {"head_dim": 64, "norms_q": [1.0], "norms_v": [1.0]}
-    >>> from lab.rivals import kim2021_l2_upper
-    >>> round(kim2021_l2_upper(n=4096, **size) / l2_attention_upper(n=4096, **size), 1)
-    30.7
+    n for a fixed k. ``norms_q`` and ``norms_v`` are spectral norms, one for each head.
     """
     n = check_count("n", n)
     k = check_count("head_dim", head_dim)
@@ -71,10 +42,7 @@ def l2_attention_upper(
 
 
 def distance_spread(n: int) -> float:
-    """Return c with c e^{c+1} = n − 1, the largest mean of ‖y_i − y_j‖² under a row of weights.
-
-    The tests enclose the root by interval arithmetic, to a relative 1e-14.
-    """
+    """Return c with c e^{c+1} = n − 1, the largest mean of ‖y_i − y_j‖² under a row of weights."""
     return float(lambertw(logs.exp(logs.log(n - 1) - 1)).real)
 
 
@@ -82,10 +50,8 @@ def log_heads(
     head_dim: int, norms_q: Sequence[float], norms_v: Sequence[float], norm_o: float, power: int = 4
 ) -> float:
     """Return the logarithm of (Σ_h ‖Q_h‖^power ‖V_h‖²)^{1/2} ‖W^O‖ / √k."""
-    if len(norms_q) != len(norms_v):
-        raise ValueError(
-            f"norms_v: expected {len(norms_q)} numbers as norms_q has, got {len(norms_v)}"
-        )
+    heads = len(norms_q)
+    require(len(norms_v) == heads, "norms_v", f"{heads} numbers as norms_q has", len(norms_v))
     squares = [
         power * logs.norm(q, "norms_q") + 2 * logs.norm(v, "norms_v")
         for q, v in zip(norms_q, norms_v, strict=True)

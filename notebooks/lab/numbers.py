@@ -5,44 +5,23 @@ page glues the string, so that what a cell computed stands in the sentence as it
 Behind "at least" a number is rounded down, behind "at most" up: the sentence stays true.
 """
 
-from __future__ import annotations
-
 import math
-from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
-
-__all__ = ["count", "decimal", "percent", "power"]
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal
 
 MINUS = "\N{MINUS SIGN}"
 SPACE = "\N{NO-BREAK SPACE}"
 
-# Digits enough for every float.
-_EXACT = Context(prec=2000)
-_SIDES = {"nearest": None, "up": ROUND_CEILING, "down": ROUND_FLOOR}
+_EXACT = Context(prec=2000)  # digits enough for every float
+_MODES = {"nearest": ROUND_HALF_EVEN, "up": ROUND_CEILING, "down": ROUND_FLOOR}
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def decimal(x: float, digits: int = 2, *, rounding: str = "nearest") -> str:
-    """Return a number with the given number of digits after the point.
+    """Return a finite number, or a tensor or array of one, with some digits after the point.
 
-    Parameters
-    ----------
-    x : float
-        Finite; a tensor or array of one element will do.
-    digits : int
-        Digits after the point.
-    rounding : {"nearest", "up", "down"}
-        "up" for an upper limit ("at most"), towards +∞; "down" for a lower limit ("at least"),
-        towards −∞. A number that has these digits already stays as it is.
-
-    Returns
-    -------
-    str
-        The number; one that rounds to zero has no sign.
-
-    Raises
-    ------
-    ValueError
-        If x is not a finite number, or for another word.
+    ``rounding`` is "nearest", or "up" for an upper limit ("at most"), towards +∞, or "down" for a
+    lower limit ("at least"), towards −∞. A number that has these digits already stays as it is, and
+    one that rounds to zero has no sign.
 
     Examples
     --------
@@ -51,30 +30,11 @@ def decimal(x: float, digits: int = 2, *, rounding: str = "nearest") -> str:
     >>> decimal(0.947, rounding="down"), decimal(1.234, rounding="up"), decimal(0.15, rounding="up")
     ('0.94', '1.24', '0.15')
     """
-    return _fixed(_finite(x), digits, rounding)
+    return _fixed(_exact(x, rounding), digits, rounding)
 
 
 def power(x: float, digits: int = 0, *, rounding: str = "nearest") -> str:
-    """Return a number times a power of ten.
-
-    Parameters
-    ----------
-    x : float
-        Finite.
-    digits : int
-        Digits after the point of the factor.
-    rounding : {"nearest", "up", "down"}
-        As for :func:`decimal`.
-
-    Returns
-    -------
-    str
-        The number; without a power of ten where the power is zero.
-
-    Raises
-    ------
-    ValueError
-        If x is not a finite number, or for another word.
+    """Return a number times a power of ten, rounded as by :func:`decimal`.
 
     Examples
     --------
@@ -83,85 +43,51 @@ def power(x: float, digits: int = 0, *, rounding: str = "nearest") -> str:
     >>> power(3.2e-11, rounding="up"), power(9.6e3, rounding="down")
     ('4×10⁻¹¹', '9×10³')
     """
-    value = _finite(x)
-    mode = _mode(rounding)
+    value = _exact(x, rounding)
     if value == 0:
         return "0"
-    if mode is not None:
-        value = _exact(value)
-        last = Decimal(1).scaleb(value.adjusted() - digits)
-        value = value.quantize(last, mode, _EXACT)
+    last = Decimal(1).scaleb(value.adjusted() - digits)
+    value = value.quantize(last, _MODES[rounding], _EXACT)
     factor, _, exponent = f"{value:.{digits}e}".partition("e")
-    raised = str(int(exponent)).translate(_RAISED)
-    return _signed(factor if int(exponent) == 0 else f"{factor}×10{raised}")
+    if int(exponent) != 0:
+        factor += "×10" + str(int(exponent)).translate(_RAISED)
+    return factor.replace("-", MINUS)
 
 
 def count(n: int) -> str:
-    """Return a whole number, with a comma between thousands.
-
-    Raises
-    ------
-    ValueError
-        If n is not a whole number.
-
-    Examples
-    --------
-    >>> count(98304), count(-12), count(7.0)
-    ('98,304', '−12', '7')
-    """
-    if _finite(n) != int(n):
-        raise ValueError(f"n must be a whole number, got {float(n)!r}: use decimal or power")
-    return _signed(f"{int(n):,}")
+    """Return a whole number, with a comma between thousands: 98,304."""
+    value = _exact(n, "nearest")
+    if value != int(value):
+        raise ValueError(f"n: expected a whole number, got {n!r}: use decimal or power")
+    return _fixed(value, 0, "nearest")
 
 
 def percent(x: float, digits: int = 0, *, rounding: str = "nearest") -> str:
     """Return a share of one as a percentage, rounded as by :func:`decimal`.
 
-    Raises
-    ------
-    ValueError
-        If x is not a finite number, or for another word than there.
-
-    Examples
-    --------
     >>> print(percent(0.374), percent(-0.0125, 1), sep=", ")
     37 %, −1.2 %
     >>> print(percent(0.9473, rounding="down"), percent(0.154, rounding="up"), sep=", ")
     94 %, 16 %
     """
-    value = _finite(x)
-    # One hundred times 0.29 is below 29 in floating point, and would be rounded down to 28.
-    share = 100 * value if _mode(rounding) is None else 100 * _exact(value)
+    # one hundred times the float 0.29 is below 29, and would be rounded down to 28
+    share = _exact(100 * float(x) if rounding == "nearest" else x, rounding)
+    if rounding != "nearest":
+        share = 100 * share
     return f"{_fixed(share, digits, rounding)}{SPACE}%"
 
 
-def _finite(x: float) -> float:
+def _exact(x: float, rounding: str) -> Decimal:
+    """Return a float as it is, or for limits the shortest number that stands for it: 0.15 is 0.15."""
     value = float(x)
     if not math.isfinite(value):
-        raise ValueError(f"a finite number is needed, got {value}")
-    return value
+        raise ValueError(f"x: expected a finite number, got {value}")
+    if rounding not in _MODES:
+        raise ValueError(f"rounding: expected one of {', '.join(_MODES)}, got {rounding!r}")
+    return Decimal(value if rounding == "nearest" else repr(value))
 
 
-def _mode(rounding: str) -> str | None:
-    if rounding not in _SIDES:
-        words = ", ".join(repr(word) for word in _SIDES)
-        raise ValueError(f"rounding must be one of {words}, got {rounding!r}")
-    return _SIDES[rounding]
-
-
-def _exact(value: float) -> Decimal:
-    """Return the shortest decimal number that stands for the float: 0.15 is 0.15."""
-    return Decimal(repr(value))
-
-
-def _fixed(value: float | Decimal, digits: int, rounding: str) -> str:
-    mode = _mode(rounding)
-    if mode is not None:
-        exact = value if isinstance(value, Decimal) else _exact(value)
-        value = exact.quantize(Decimal(1).scaleb(-digits), mode, _EXACT)
-    text = f"{value:,.{digits}f}"
-    return _signed(text if text.strip("-0.,") else text.lstrip("-"))
-
-
-def _signed(text: str) -> str:
+def _fixed(value: Decimal, digits: int, rounding: str) -> str:
+    value = value.quantize(Decimal(1).scaleb(-digits), _MODES[rounding], _EXACT)
+    text = f"{value:,f}" if value else f"{value.copy_abs():f}"
     return text.replace("-", MINUS)

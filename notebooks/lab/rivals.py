@@ -1,11 +1,7 @@
-"""Bounds that others have published, in the notation of this book and compared with the truth.
+"""Bounds that others have published, in the notation of this book; names are author and year.
 
-Each docstring says what the statement assumes, and whether it was found to hold here. Names are
-made of author and year. The arguments of closed forms are described in :mod:`lipcore.bounds`, and
-those of L2 attention in :func:`lab.l2.l2_attention_upper`.
+Each docstring says what the statement assumes, and whether it was found to hold here.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Sequence
@@ -14,14 +10,11 @@ import torch
 from torch import Tensor
 
 from lab.l2 import distance_spread, log_heads
-from lipcore._checks import check_count, check_number, check_real_tensor
+from lipcore._checks import check_count, check_number, check_real_tensor, require
 from lipcore.attention import Attention
 from lipcore.bounds import _logarithms as logs
 from lipcore.bounds._matrices import norms, product_norm
 from lipcore.bounds.layer import join_heads
-
-#: Up to this many tokens, every subset is tried for the ∞→1 norm of the softmax.
-_ALL_SUBSETS = 16
 
 
 def yudin2025_local_upper(attention: Attention, X: Tensor) -> Tensor:
@@ -30,30 +23,8 @@ def yudin2025_local_upper(attention: Attention, X: Tensor) -> Tensor:
     .. math:: \|D_X f\|_2 \le \|V\|_2 \Big( \|P\|_2 + 2\|X\|_2^2\|A\|_2 \max_i g(P_i) \Big), \qquad
         g(p) = p_{(1)}\big(1 - p_{(1)} + p_{(2)}\big)
 
-    The bound of Yudin et al. 2025 assumes scores that are bilinear in the tokens: no query bias, no
-    rotary positions, no normalised queries. It is found to hold. Heads are joined as in
-    :prf:ref:`prop-norm-heads`.
-
-    Parameters
-    ----------
-    attention : Attention
-    X : Tensor, shape (…, n, d)
-
-    Returns
-    -------
-    Tensor, shape (…)
-
-    Raises
-    ------
-    ValueError, TypeError
-        If X does not fit, or the attention has a query bias or rotary positions.
-
-    Examples
-    --------
-    >>> import torch
-    >>> f = Attention.from_matrices(torch.zeros(2, 2), torch.eye(2))
-    >>> round(yudin2025_local_upper(f, torch.randn(3, 2)).item(), 4)
-    1.0
+    The bound of Yudin et al. 2025 assumes scores that are bilinear in the tokens. It is found to
+    hold. Heads are joined as in :prf:ref:`prop-norm-heads`.
     """
     _check_bilinear(attention)
     P = attention.weights(X)  # (…, heads, n, n)
@@ -68,16 +39,7 @@ def yudin2025_local_upper(attention: Attention, X: Tensor) -> Tensor:
 def softmax_norm_upper(p: Tensor) -> Tensor:
     r"""Return a bound of the norm of the softmax's Jacobian (:prf:ref:`lem-rivals-softmax`).
 
-    .. math:: \|\mathrm{diag}(p)-pp^\top\|_2 \le p_{(1)}\big(1-p_{(1)}+p_{(2)}\big)
-
-    The bound is from Yudin et al. 2025. The probability vectors p have shape (…, n), and the result
-    has shape (…).
-
-    Examples
-    --------
-    >>> import torch
-    >>> softmax_norm_upper(torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
-    tensor([0.0000, 0.5000])
+    It is from Yudin et al. 2025: p₁ (1 − p₁ + p₂), with the two largest of p (…, n).
     """
     check_real_tensor("p", p, min_ndim=1)
     if p.shape[-1] == 1:
@@ -90,24 +52,14 @@ def softmax_norm_upper(p: Tensor) -> Tensor:
 def emadi2026_softmax_norm(p: Tensor) -> Tensor:
     r"""Return the ∞→1 norm of the softmax's Jacobian at p (:prf:ref:`prop-rivals-emadi`).
 
-    .. math:: \theta(p) = \|\mathrm{diag}(p)-pp^\top\|_{\infty\to1} = 4\max_S p(S)\,(1-p(S))
-
-    The identity of Emadi 2026 is found to hold, and to be exact: a positive semi-definite form is
-    largest on signs at equal arguments, where it is a variance. The best S is a partition problem.
-    Every S is tried up to 16 tokens; beyond, the result is exact if one token has more than half of
-    the mass, and the upper bound 1 otherwise. The probability vectors p have shape (…, n), and the
-    result has shape (…).
-
-    Examples
-    --------
-    >>> import torch
-    >>> emadi2026_softmax_norm(torch.tensor([0.9, 0.05, 0.05]))
-    tensor(0.3600)
+    The identity of Emadi 2026, :math:`4\max_S p(S)(1-p(S))`, is found to hold, and to be exact. Up
+    to 16 tokens every S is tried; beyond, the result is exact if one entry of p (…, n) is more than
+    a half, and the upper bound 1 otherwise.
     """
     check_real_tensor("p", p, min_ndim=1)
     n = p.shape[-1]
     largest = p.amax(-1)
-    if n > _ALL_SUBSETS:
+    if n > 16:
         return torch.where(largest > 0.5, 4 * largest * (1 - largest), 1.0)
     numbers = torch.arange(2 ** (n - 1), device=p.device)[:, None]
     subsets = (numbers >> torch.arange(n, device=p.device) & 1).to(p.dtype)
@@ -121,18 +73,9 @@ def emadi2026_token_upper(
 ) -> float:
     r"""Return a bound in the largest-token norm, for every n (:prf:ref:`prop-rivals-emadi`).
 
-    .. math:: \mathrm{Lip}_\infty \le \|V\|_2\,(1 + 2a\,\theta),
-        \qquad \theta \ge \max_i \theta(P_i)
-
-    with :math:`\|X\| = \max_i |x_i|`, and theta in [0, 1]; 1 holds for every input. Emadi 2026
-    states the factor for a layer, and the factor for a head is derived here. The bound is for
-    another norm than the rest of this book: in the Frobenius norm no bound is possible without n or
-    a growing exponential.
-
-    Examples
-    --------
-    >>> round(emadi2026_token_upper(radius=1.0, norm_a=3.0, norm_v=2.0), 9)
-    14.0
+    It is :math:`\|V\|_2(1 + 2a\theta)` with :math:`\max_i \theta(P_i) \le \theta \le 1`, for the
+    norm :math:`\max_i |x_i|`: in the Frobenius norm no bound is possible without n or a growing
+    exponential. Emadi 2026 states the factor for a layer; the one for a head is derived here.
     """
     log_a, log_v = logs.sizes(radius, norm_a, norm_v)
     theta = check_number("theta", theta, minimum=0, maximum=1)
@@ -149,48 +92,30 @@ def kim2021_l2_upper(
     norms_v: Sequence[float],
     norm_o: float = 1.0,
     log: bool = False,
+    power: int = 4,
 ) -> float:
     r"""Return an upper bound of L2 attention, for tokens anywhere (:prf:ref:`thm-rivals-kim`).
 
     .. math:: \mathrm{Lip}(f) \le \sqrt{\frac nk}\,\big(4\varphi^{-1}(n-1)+1\big)
         \Big( \sum_h \|Q_h\|_2^4\|V_h\|_2^2 \Big)^{1/2} \|W^O\|_2, \qquad \varphi(x) = xe^{x+1}
 
-    The bound is from Kim, Papamakarios & Mnih 2021, and the power of Q is derived here: with
-    :math:`y = Q_hx/k^{1/4}`, y enters with Q and leaves with Q, so that the whole has degree 4 in Q
-    under the root. It assumes query = key, and values through :math:`A_h = Q_h^\top Q_h/\sqrt k`.
-
-    Examples
-    --------
-    >>> round(kim2021_l2_upper(n=1, head_dim=1, norms_q=[5.0], norms_v=[1.0]), 9)
-    25.0
+    The bound is from Kim, Papamakarios & Mnih 2021, and the power 4 of Q is derived here. It
+    assumes query = key, and values through :math:`A_h = Q_h^\top Q_h/\sqrt k`.
     """
-    return _kim2021(n, head_dim, norms_q, norms_v, norm_o, log, power=4)
+    n = check_count("n", n)
+    heads = log_heads(check_count("head_dim", head_dim), norms_q, norms_v, norm_o, power)
+    mixing = (math.log(n) / 2, math.log1p(4 * distance_spread(n)))
+    return logs.exp_unless_log(logs.times(*mixing, heads), log)
 
 
-def kim2021_l2_upper_restated(
-    *,
-    n: int,
-    head_dim: int,
-    norms_q: Sequence[float],
-    norms_v: Sequence[float],
-    norm_o: float = 1.0,
-    log: bool = False,
-) -> float:
+def kim2021_l2_upper_restated(**sizes) -> float:
     r"""Return the formula of public code, which is **not a bound** (:prf:ref:`thm-rivals-kim`).
 
-    .. math:: \sqrt{\frac nk}\,\big(4\varphi^{-1}(n-1)+1\big)
-        \Big( \sum_h \|Q_h\|_2^2\|V_h\|_2^2 \Big)^{1/2} \|W^O\|_2
-
-    The formula has degree one in Q, and the map has degree two: two equal tokens with d = k = 1, Q
-    = 5 and V = 1 have a Jacobian of norm 25, and the formula gives 14.9. :func:`kim2021_l2_upper`
-    has the power that the proof gives.
-
-    Examples
-    --------
-    >>> round(kim2021_l2_upper_restated(n=2, head_dim=1, norms_q=[5.0], norms_v=[1.0]), 1)
-    14.9
+    It has degree one in Q, and the map has degree two: two equal tokens with d = k = 1, Q = 5 and
+    V = 1 have a Jacobian of norm 25, and the formula gives 14.9. :func:`kim2021_l2_upper` has the
+    power that the proof gives, and the same arguments.
     """
-    return _kim2021(n, head_dim, norms_q, norms_v, norm_o, log, power=2)
+    return kim2021_l2_upper(**sizes, power=2)
 
 
 def castin2024_released_compute_bound(attention: Attention, X: Tensor) -> Tensor:
@@ -202,16 +127,7 @@ def castin2024_released_compute_bound(attention: Attention, X: Tensor) -> Tensor
     The released scripts compute it but never plot it. It leaves out :math:`A^\top x`, which matters
     through the own query (:prf:ref:`thm-jacobian`): for :math:`A = 50\,e_1e_2^\top` and
     :math:`X = \pm e_1`, :math:`R_h = 0` and the Jacobian has norm 50.02, but the formula gives
-    1.41. X has shape (…, n, d), and the result has shape (…). A query bias or rotary positions
-    raise a ValueError.
-
-    Examples
-    --------
-    >>> import torch
-    >>> f = Attention.from_matrices(torch.tensor([[0.0, 50.0], [0.0, 0.0]]), torch.eye(2))
-    >>> X = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
-    >>> round(castin2024_released_compute_bound(f, X).item(), 2)
-    1.41
+    1.41.
     """
     _check_bilinear(attention)
     n = attention.check_input(X).shape[-2]
@@ -223,17 +139,7 @@ def castin2024_released_compute_bound(attention: Attention, X: Tensor) -> Tensor
     return (attention.value_norms() * factors).sum(-1)
 
 
-def _kim2021(n, head_dim, norms_q, norms_v, norm_o, log, *, power: int) -> float:
-    n = check_count("n", n)
-    heads = log_heads(check_count("head_dim", head_dim), norms_q, norms_v, norm_o, power)
-    return logs.exp_unless_log(
-        logs.times(math.log(n) / 2, math.log1p(4 * distance_spread(n)), heads), log
-    )
-
-
 def _check_bilinear(attention: Attention) -> None:
     for name in ("query_bias", "rotary", "bias", "sinks", "softcap", "query_norm", "key_norm"):
-        if getattr(attention, name) is not None:
-            raise ValueError(
-                f"attention: expected {name}=None, as the published statement covers no other case"
-            )
+        is_plain = getattr(attention, name) is None
+        require(is_plain, "attention", f"{name}=None, as published", f"a layer with {name}")
