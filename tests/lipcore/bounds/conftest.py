@@ -1,4 +1,4 @@
-"""The truth that bounds are held against: dense Jacobians by reverse-mode autodiff, and ascent on their norms."""
+"""The truth that bounds are held against: dense Jacobians by reverse mode, ascent on their norms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def to_ball(X, radius):
 
 
 def jacobians(function, X):
-    """Of a map on tokens, at each of K inputs (K, n, d): (K, outputs, n·d). Differentiable where X is."""
+    """Of a map on tokens, at K inputs (K, n, d): (K, outputs, n·d). Differentiable where X is."""
     differentiable = X.requires_grad
     X = X if differentiable else X.detach().requires_grad_()
     outputs = function(X).flatten(1).sum(0)
@@ -32,7 +32,7 @@ def of_map(function, X):
 
 
 def of_head(A, V, X, log_masses=None, causal=False):
-    """The local constant of one head, or of K heads (K, d, d), (K, p, d); with masses (K, n), in L²(μ)."""
+    """The local constant of one or K heads (K, d, d), (K, p, d); with masses (K, n), in L²(μ)."""
     w = X.new_zeros(X.shape[:2]) if log_masses is None else log_masses
 
     def head(X):
@@ -48,7 +48,7 @@ def of_head(A, V, X, log_masses=None, causal=False):
 
 
 def ascended(function, X, radius, steps):
-    """Go uphill on a function of the inputs (K, n, d), one value each, inside the ball: the best of each."""
+    """Go uphill on a function of the inputs (K, n, d) inside the ball: the best value of each."""
     best = function(X).detach()
     for step in range(steps):
         X = X.detach().requires_grad_()
@@ -61,21 +61,18 @@ def ascended(function, X, radius, steps):
 
 
 def two_clusters(n, x, y, gamma):
-    """Local constant of f with A = γ, V = 1, d = 1 at one token x and n − 1 tokens y, in the symmetric plane.
+    """Local constant of f with A = γ, V = 1, d = 1 at one token x and n − 1 tokens y.
 
-    In the orthonormal basis (first token, mean of the others) the Jacobian is a 2 × 2 matrix: n may be huge.
+    In the basis (first token, mean of the others) the Jacobian is 2 × 2: n may be huge.
     """
     rows = []
-    for z, out in ((x, 1.0), (y, math.sqrt(n - 1))):
+    for z, is_first in ((x, True), (y, False)):
         w = 1 / (1 + (n - 1) * math.exp(gamma * z * (y - x)))  # weight of x seen from z
         own = w * (1 - w) * (x - y) ** 2 * gamma
         keys = w * (1 - w) * (x - y) * gamma * z
-        on_x = w + keys
-        on_y = 1 - w - keys
-        if z == x and out == 1.0:
-            on_x += own
-        else:
-            on_y += own
+        on_x = w + keys + (own if is_first else 0)
+        on_y = 1 - w - keys + (0 if is_first else own)
+        out = 1.0 if is_first else math.sqrt(n - 1)
         rows.append([out * on_x, out * on_y / math.sqrt(n - 1)])
     return np.linalg.norm(rows, 2)
 

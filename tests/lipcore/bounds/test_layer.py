@@ -5,49 +5,43 @@ import math
 import pytest
 import torch
 
+from draws import F64, draw, norm
 from lipcore import Attention
-from lipcore.bounds import general_upper, layer_upper, score_reach
+from lipcore.bounds import _matrices, general_upper, layer_upper, score_reach
 from lipcore.bounds.layer import log_score_reach
 
-F64 = torch.float64
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_layer_of_one_head_is_the_closed_form(causal):
+    A, V = draw(0, 3, 3), draw(1, 2, 3)
+    f = Attention.from_matrices(A, V, causal=causal)
+    expected = general_upper(n=9, radius=0.8, norm_a=norm(A), norm_v=norm(V))
+    assert layer_upper(f, n=9, radius=0.8) == pytest.approx(expected, rel=1e-12)
 
 
-def test_layer_of_one_head_is_the_closed_form(randn):
-    A, V = randn(3, 3), randn(2, 3)
-    sizes = {"norm_a": torch.linalg.matrix_norm(A, 2), "norm_v": torch.linalg.matrix_norm(V, 2)}
-    for causal in (False, True):
-        f = Attention.from_matrices(A, V, causal=causal)
-        expected = general_upper(n=9, radius=0.8, **sizes)
-        assert layer_upper(f, n=9, radius=0.8) == pytest.approx(expected, rel=1e-12)
-
-
-def test_heads_combine(randn):
-    """Equal heads side by side add up in squares; a projection that reads one of them costs one."""
-    parts = randn(1, 3, 3), randn(1, 3, 3), randn(1, 2, 3)
+def test_heads_combine():
+    """Equal heads add up in squares; a projection that reads one of them costs one."""
+    parts = draw(0, 1, 3, 3), draw(1, 1, 3, 3), draw(2, 1, 2, 3)
     one = layer_upper(Attention(*parts), n=5, radius=1.0)
     four = [part.expand(4, -1, -1).contiguous() for part in parts]
-    side_by_side = layer_upper(Attention(*four), n=5, radius=1.0)
-    assert side_by_side == pytest.approx(2 * one, rel=1e-12)
-    reader = torch.cat([torch.eye(2), torch.zeros(2, 6)], dim=1).double()
-    projected = layer_upper(Attention(*four, output=reader), n=5, radius=1.0)
-    assert projected == pytest.approx(one, rel=1e-12)
-    mean = torch.cat([torch.eye(2)] * 4, dim=1).double() / 4  # ‖W‖ = 1/2, on heads that agree
-    assert layer_upper(Attention(*four, output=mean), n=5, radius=1.0) == pytest.approx(
-        one, rel=1e-12
-    )
+    two = torch.eye(2, dtype=F64)
+    mean = torch.cat([two] * 4, dim=1) / 4  # ‖W‖ = 1/2, on heads that agree
+    for output, factor in (
+        (None, 2),
+        (torch.cat([two, 0 * two, 0 * two, 0 * two], 1), 1),
+        (mean, 1),
+    ):
+        found = layer_upper(Attention(*four, output=output), n=5, radius=1.0)
+        assert found == pytest.approx(factor * one, rel=1e-12)
 
 
 def test_heads_by_the_letter(make_case):
-    case = make_case("biases")
-    f = case.attention
-    factors = [
-        general_upper(n=5, radius=1.0, norm_a=a, norm_v=1.0)
-        for a in score_reach(f, radius=1.3).tolist()
-    ]
-    factors = torch.tensor(factors, dtype=F64)
-    norms = [torch.linalg.matrix_norm(M, 2) for M in (f.value, f.value_matrices(), f.output)]
-    joined = norms[2] * (norms[0] * factors).square().sum().sqrt()
-    expected = min(joined.item(), (norms[1] * factors).sum().item())
+    f = make_case("biases").attention
+    reaches = score_reach(f, radius=1.3).tolist()
+    factors = [general_upper(n=5, radius=1.0, norm_a=a, norm_v=1.0) for a in reaches]
+    alone = [norm(V) * x for V, x in zip(f.value, factors, strict=True)]
+    through = [norm(V) * x for V, x in zip(f.value_matrices(), factors, strict=True)]
+    expected = min(norm(f.output) * math.hypot(*alone), sum(through))
     assert layer_upper(f, n=5, radius=1.3) == pytest.approx(expected, rel=1e-12)
 
 
@@ -57,8 +51,7 @@ def test_scores_stay_within_reach(case, radius):
     attention = case.attention
     reach = score_reach(attention, radius=radius)
     assert reach.shape == (attention.heads,) and bool((reach >= 0).all())
-    generator = torch.Generator().manual_seed(1)
-    X = torch.randn(20, *case.X.shape[-2:], generator=generator, dtype=F64)
+    X = draw(1, 20, *case.X.shape[-2:])
     queries, keys, _ = attention.project(radius * X / X.norm(dim=-1, keepdim=True))
     scores = queries @ keys.mT
     spread = (scores.amax(-1) - scores.amin(-1)).amax((0, -1))
@@ -86,9 +79,8 @@ def test_reach_is_attained(rotary):
 
 def test_extremes(case):
     for radius in (0.0, 1e-200, 1e5, 1e200):
-        value, logarithm = (
-            layer_upper(case.attention, n=6, radius=radius, log=log) for log in (False, True)
-        )
+        size = {"n": 6, "radius": radius}
+        value, logarithm = (layer_upper(case.attention, log=log, **size) for log in (False, True))
         assert value > 0 and math.isfinite(logarithm)
         expected = math.exp(logarithm) if logarithm < 709.7 else math.inf
         assert value == pytest.approx(expected, rel=1e-9)
@@ -102,3 +94,28 @@ def test_bad_input(make_case):
         layer_upper(attention, n=3, radius=-1.0)
     with pytest.raises(ValueError, match=r"^n: "):
         layer_upper(attention, n=0, radius=1.0)
+
+
+# --- functions of matrices that several bounds need ----------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1e-300, 1.0, 1e300])
+@pytest.mark.parametrize("shape", [(3, 5), (5, 3), (4, 4), (1, 6), (6, 1)])
+def test_norms_are_the_largest_singular_values(shape, size):
+    matrices = draw(0, 7, 2, *shape)
+    matrices[0] = 0
+    expected = size * torch.linalg.matrix_norm(matrices, 2)
+    torch.testing.assert_close(_matrices.norms(size * matrices), expected, rtol=1e-14, atol=0)
+
+
+def test_a_memoised_function_is_called_once_for_equal_matrices():
+    asked = []
+    found = _matrices.memoise_on_values(lambda *matrices: asked.append(matrices) or len(asked))
+    one, two = torch.eye(2), torch.eye(2)
+    assert found(one) == found(two) == 1
+    assert found(one.double()) == 2 and found(one.flatten()) == 3 and found(one, two) == 4
+    one[0, 0] = 5.0  # other entries, in the same place
+    assert found(one) == 5 and found(two) == 1
+    for size in range(_matrices._KEPT):
+        found(torch.ones(3, size + 1))
+    assert found(two) == _matrices._KEPT + 6  # the oldest result is forgotten
