@@ -9,18 +9,19 @@ from lipcore.measures import DiscreteMeasure, TimedMeasure
 F64 = torch.float64
 EYE = torch.eye(2, dtype=F64)
 ONE = torch.eye(1, dtype=F64)
-KINDS = (
-    "any",
-    "symmetric",
-    "antisymmetric",
-    "positive",
-    "negative",
-    "rank one",
-    "non-normal",
-    "diagonal",
-    "identity",
-    "zero",
-)
+#: Matrices of every kind, made of a random one.
+KINDS = {
+    "any": lambda M: M,
+    "symmetric": lambda M: M + M.mT,
+    "antisymmetric": lambda M: M - M.mT,
+    "positive": lambda M: M @ M.mT,
+    "negative": lambda M: -M @ M.mT,
+    "rank one": lambda M: torch.outer(M[0], M[:, 0]),
+    "non-normal": lambda M: 20 * M.triu(1) + M,
+    "diagonal": lambda M: torch.diag(4 * M[0]),
+    "identity": lambda M: M[0, 0] * torch.eye(len(M), dtype=M.dtype),
+    "zero": lambda M: 0 * M,
+}
 
 
 def tensor(*rows):
@@ -33,22 +34,6 @@ def draw(seed, *shape):
 
 def norm(matrix):
     return torch.linalg.matrix_norm(matrix, 2).item()
-
-
-def of_kind(kind, M):
-    """A matrix of one of the KINDS, made of a random one."""
-    return {
-        "any": M,
-        "symmetric": M + M.mT,
-        "antisymmetric": M - M.mT,
-        "positive": M @ M.mT,
-        "negative": -M @ M.mT,
-        "rank one": torch.outer(M[0], M[:, 0]),
-        "non-normal": 20 * M.triu(1) + M,
-        "diagonal": torch.diag(4 * M[0]),
-        "identity": M[0, 0] * torch.eye(len(M), dtype=M.dtype),
-        "zero": 0 * M,
-    }[kind]
 
 
 def close(found, expected, tol=1e-12):

@@ -66,10 +66,9 @@ def test_on_the_ellipsoid_the_first_step_follows_the_tangent():
 
 @pytest.mark.parametrize("rate", [1e-4, 1.0])
 def test_the_size_of_steps_adapts(rate):
-    """Whatever the first step: to the supremum 1 for A = −1, n = 2."""
+    """Whatever the first step: to the supremum for A = −1, n = 2, by a grid over both tokens."""
     f, X = Attention.from_matrices(-ONE, ONE), 0.5 * draw(0, 2, 1).clamp(-1, 1)
-    found = ascend(f, X, 1.0, steps=30, learning_rate=rate, progress=False)
-    assert found.value.item() == pytest.approx(1.0, rel=1e-5)
+    found = ascend(f, X, 1.0, steps=40, restarts=8, learning_rate=rate, progress=False)
     grid = torch.linspace(-1, 1, 81, dtype=F64)
     assert found.value >= sigma(f, torch.cartesian_prod(grid, grid)[..., None]).max() * (1 - 1e-3)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from draws import EYE, F64, KINDS, ONE, draw, norm, of_kind
+from draws import EYE, F64, KINDS, ONE, draw, norm
 from lipcore import Attention, bounds, local_lipschitz
 from lipcore.adversarial import (
     eigenvector_inputs,
@@ -23,9 +23,6 @@ TURN = 3 * torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=F64)
 def sigma(A, X, causal=False):
     f = Attention.from_matrices(A, torch.eye(len(A), dtype=A.dtype), causal=causal)
     return torch.linalg.matrix_norm(f.jacobian(X).dense(), 2)
-
-
-# --- two distinct tokens -------------------------------------------------------------------------
 
 
 def test_published_inputs_are_eigenvectors_of_the_head():
@@ -91,14 +88,11 @@ def test_closed_forms_of_two_distinct_tokens_are_exact(d):
     assert torch.allclose(first_token_norm(A, first, others, 7), expected, rtol=1e-12)
 
 
-# --- the chosen construction ---------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("d", [1, 2, 7])
 @pytest.mark.parametrize("kind", KINDS)
 def test_worst_case_reaches_every_lower_bound(kind, d, causal):
-    A = of_kind(kind, 3 * draw(3, d, d))
+    A = KINDS[kind](3 * draw(3, d, d))
     gamma = bounds.eigen_gamma(A)[0]
     for n, radius in ((1, 1.0), (2, 1.0), (20, 0.6)):
         X = worst_case_inputs(A, n, radius, causal=causal)
@@ -112,14 +106,6 @@ def test_worst_case_reaches_every_lower_bound(kind, d, causal):
             gap = bounds.score_gap_lower(A=A, V=torch.eye(d, dtype=F64), **size)
             floor = max(eigen, gap)
         assert sigma(A, X, causal).item() >= floor * (1 - 1e-9)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_worst_case_beats_random_inputs(causal):
-    X = draw(0, 200, 12, 2)
-    X = X / X.norm(dim=-1, keepdim=True)
-    worst = worst_case_inputs(TURN, 12, 1.0, causal=causal)
-    assert sigma(TURN, worst, causal) > 1.2 * sigma(TURN, X, causal).max()
 
 
 def test_worst_case_uses_copies_once_one_token_is_too_few():
@@ -151,9 +137,6 @@ def test_kind_and_errors(construct):
     ):
         with pytest.raises(error, match=f"^{name}: "):
             construct(*arguments)
-
-
-# --- one key that all the others attend to -------------------------------------------------------
 
 
 def trained_like(seed, **options):

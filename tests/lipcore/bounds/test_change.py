@@ -21,15 +21,8 @@ from lipcore.guard import draw_normal
 
 NORMS = pytest.mark.parametrize("kind", ["frobenius", "token"])
 NORMALISATIONS = pytest.mark.parametrize("normalised", ["layer", "rms"])
-LAYERS = (
-    "one head",
-    "log-weights",
-    "heads projected",
-    "biases, causal",
-    "rotary, everything",
-    "mask per sequence, bias, everything",
-    "window",
-)
+LAYERS = ("one head", "log-weights", "heads projected", "biases, causal", "rotary, everything",
+          "mask per sequence, bias, everything", "window")  # fmt: skip
 
 
 def total(radius, n, kind):
@@ -72,9 +65,6 @@ def off_tangent(f, X):
 def normalisation(kind, d, eps=1e-3):
     gain, bias = draw(1, 2, d)
     return Normalisation(kind, gain, bias if kind == "layer" else 0 * bias, eps)
-
-
-# --- the formula, typed again ---------------------------------------------------------------------
 
 
 def spread(P, points):
@@ -182,9 +172,6 @@ def test_formula(first, kind, radius):
     assert expected * (1 - 1e-6) <= found <= expected * (1 + 1e-3)
 
 
-# --- a bound, and how sharp -----------------------------------------------------------------------
-
-
 @NORMS
 @pytest.mark.parametrize("radius", [1e-3, 0.1, 3.0])
 def test_no_gradient_attack_is_above(first, kind, radius):
@@ -207,13 +194,6 @@ def test_sharp_for_small_radii(first, kind):
     assert kind == "token" or 0.99 * bound <= reached <= bound * (1 + 1e-9)
     assert bound <= 1.01 * norm(J) * total(1e-6, len(X), kind)
     assert change_upper(layer, X, 0.0, norm=kind).item() == 0
-
-
-def test_sharp_at_a_finite_radius_where_scores_are_weak():
-    X, three = draw(0, 6, 3), torch.eye(3, dtype=F64)
-    f = Attention.from_matrices(0.01 * three, three)
-    reached = attacked(change(f, X), X, 1.0, "frobenius", steps=40)
-    assert reached > 0.9 * change_upper(f, X, 1.0).item()
 
 
 def torn():
@@ -246,17 +226,6 @@ def test_never_above_the_bound_of_the_ball_and_grows(first, kind):
         largest = X.norm(dim=-1).max().item() + radius
         ball = best_upper(attention=layer, n=len(X), radius=largest)
         assert 0 < found <= ball * total(radius, len(X), kind)
-
-
-def test_the_ball_that_holds_the_moved_tokens_may_be_the_least():
-    X = tensor([1.0], [-1.0], [1.0], [-1.0])
-    f = Attention.from_matrices(0.5 * ONE, ONE)
-    ball = 0.7 * best_upper(attention=f, n=4, radius=1.7)
-    assert change_upper(f, X, 0.7).item() == pytest.approx(ball)
-    assert ball < f.jacobian(X).dense().norm() * 0.7 + tangent_error_upper(f, X, 0.7)
-
-
-# --- a normalisation in front ---------------------------------------------------------------------
 
 
 @NORMALISATIONS
@@ -318,13 +287,6 @@ def test_behind_a_normalisation_by_its_parts(make_case, kind):
     assert found == pytest.approx(expected, rel=1e-3)
 
 
-def test_behind_a_normalisation_no_move_is_longer_than_the_ellipsoid(make_case):
-    layer, X = make_case("one head").attention, make_case("one head").X
-    N = normalisation("layer", layer.d, eps=0.0)
-    found = [change_upper(layer, X, r, norm="token", normalisation=N).item() for r in (1e3, 1e6)]
-    assert found[0] == pytest.approx(found[1], rel=1e-9)
-
-
 @NORMALISATIONS
 def test_all_tokens_may_turn_round_behind_a_normalisation(normalised):
     """Averages of 9 equal tokens, which all go to the other side: the largest change there is."""
@@ -336,9 +298,6 @@ def test_all_tokens_may_turn_round_behind_a_normalisation(normalised):
     for kind, radius in (("frobenius", 12.001), ("token", 4.001)):
         bound = change_upper(f, X, radius, norm=kind, normalisation=N)
         assert 0.99 * bound < reached <= bound
-
-
-# --- shapes, precision, bad input -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["batch", "padding"])
@@ -365,40 +324,6 @@ def test_scores_out_of_range_leave_the_bound_of_the_rows():
     assert tangent_error_upper(f, X, 10.0).item() == math.inf
     assert 0 < change_upper(f, X, 10.0).item() < math.inf
     assert change_upper(Attention.from_matrices(-1e10 * EYE, 0 * ONE @ EYE[:1]), X, 10.0) == 0
-
-
-ONE_HEAD = Attention.from_matrices(EYE, EYE)
-TOKENS = draw(0, 3, 2)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"radius": -1.0}, ValueError, "^radius: "),
-        ({"radius": math.nan}, ValueError, "^radius: "),
-        ({"radius": "1"}, TypeError, "^radius: "),
-        ({"norm": "inf"}, ValueError, "^norm: "),
-        ({"X": TOKENS[:, :1]}, ValueError, "^X: "),
-        ({"X": 1e160 * TOKENS}, ValueError, "^X: .*overflow"),
-        ({"attention": ONE_HEAD.cross(memory=TOKENS)}, ValueError, "^attention: "),
-        ({"normalisation": "layer"}, TypeError, "^normalisation: "),
-        ({"normalisation": normalisation("rms", 3)}, ValueError, "^normalisation: "),
-    ],
-)
-def test_bad_input(arguments, error, message):
-    for bound in (change_upper, tangent_error_upper):
-        if bound is tangent_error_upper and "normalisation" in arguments:
-            continue
-        with pytest.raises(error, match=message):
-            bound(**{"attention": ONE_HEAD, "X": TOKENS, "radius": 1.0} | arguments)
-
-
-@pytest.mark.parametrize("name", ["sinks", "softcap", "gate per head"])
-def test_what_no_theorem_covers_is_refused(make_case, name):
-    other = make_case(name)
-    for bound in (change_upper, tangent_error_upper):
-        with pytest.raises(ValueError, match=f"^attention: .*{name.split()[0]}"):
-            bound(other.attention, other.X, 1.0)
 
 
 def hidden(top, overlap, d=400):

@@ -11,30 +11,6 @@ from lipcore.bounds import _matrices, general_upper, layer_upper, score_reach
 from lipcore.bounds.layer import log_score_reach
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_layer_of_one_head_is_the_closed_form(causal):
-    A, V = draw(0, 3, 3), draw(1, 2, 3)
-    f = Attention.from_matrices(A, V, causal=causal)
-    expected = general_upper(n=9, radius=0.8, norm_a=norm(A), norm_v=norm(V))
-    assert layer_upper(f, n=9, radius=0.8) == pytest.approx(expected, rel=1e-12)
-
-
-def test_heads_combine():
-    """Equal heads add up in squares; a projection that reads one of them costs one."""
-    parts = draw(0, 1, 3, 3), draw(1, 1, 3, 3), draw(2, 1, 2, 3)
-    one = layer_upper(Attention(*parts), n=5, radius=1.0)
-    four = [part.expand(4, -1, -1).contiguous() for part in parts]
-    two = torch.eye(2, dtype=F64)
-    mean = torch.cat([two] * 4, dim=1) / 4  # ‖W‖ = 1/2, on heads that agree
-    for output, factor in (
-        (None, 2),
-        (torch.cat([two, 0 * two, 0 * two, 0 * two], 1), 1),
-        (mean, 1),
-    ):
-        found = layer_upper(Attention(*four, output=output), n=5, radius=1.0)
-        assert found == pytest.approx(factor * one, rel=1e-12)
-
-
 def test_heads_by_the_letter(make_case):
     f = make_case("biases").attention
     reaches = score_reach(f, radius=1.3).tolist()
@@ -77,28 +53,6 @@ def test_reach_is_attained(rotary):
     assert score_reach(f, radius=1.5).item() == pytest.approx(spread / 2) == (2 * 1.5 + 3) * 1.5
 
 
-def test_extremes(case):
-    for radius in (0.0, 1e-200, 1e5, 1e200):
-        size = {"n": 6, "radius": radius}
-        value, logarithm = (layer_upper(case.attention, log=log, **size) for log in (False, True))
-        assert value > 0 and math.isfinite(logarithm)
-        expected = math.exp(logarithm) if logarithm < 709.7 else math.inf
-        assert value == pytest.approx(expected, rel=1e-9)
-    zero = Attention(case.attention.query, case.attention.key, 0 * case.attention.value)
-    assert layer_upper(zero, n=6, radius=1.0) == 0
-
-
-def test_bad_input(make_case):
-    attention = make_case("one head").attention
-    with pytest.raises(ValueError, match=r"^radius: "):
-        layer_upper(attention, n=3, radius=-1.0)
-    with pytest.raises(ValueError, match=r"^n: "):
-        layer_upper(attention, n=0, radius=1.0)
-
-
-# --- functions of matrices that several bounds need ----------------------------------------------
-
-
 @pytest.mark.parametrize("size", [1e-300, 1.0, 1e300])
 @pytest.mark.parametrize("shape", [(3, 5), (5, 3), (4, 4), (1, 6), (6, 1)])
 def test_norms_are_the_largest_singular_values(shape, size):
@@ -106,16 +60,3 @@ def test_norms_are_the_largest_singular_values(shape, size):
     matrices[0] = 0
     expected = size * torch.linalg.matrix_norm(matrices, 2)
     torch.testing.assert_close(_matrices.norms(size * matrices), expected, rtol=1e-14, atol=0)
-
-
-def test_a_memoised_function_is_called_once_for_equal_matrices():
-    asked = []
-    found = _matrices.memoise_on_values(lambda *matrices: asked.append(matrices) or len(asked))
-    one, two = torch.eye(2), torch.eye(2)
-    assert found(one) == found(two) == 1
-    assert found(one.double()) == 2 and found(one.flatten()) == 3 and found(one, two) == 4
-    one[0, 0] = 5.0  # other entries, in the same place
-    assert found(one) == 5 and found(two) == 1
-    for size in range(_matrices._KEPT):
-        found(torch.ones(3, size + 1))
-    assert found(two) == _matrices._KEPT + 6  # the oldest result is forgotten

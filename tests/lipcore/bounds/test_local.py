@@ -7,19 +7,9 @@ import pytest
 import torch
 
 from draws import EYE, F64, ONE, draw, norm, tensor
-from lipcore import Attention
+from lipcore import Attention, bounds
 from lipcore.adversarial import worst_case_inputs
 from lipcore.attention import rotate
-from lipcore.bounds import (
-    Normalisation,
-    best_upper,
-    layer_upper,
-    local_terms,
-    local_upper,
-    nonnegative_norm_upper,
-    normalised_upper,
-    score_reach,
-)
 from lipcore.bounds.ball import log_column_sum
 
 ROUNDING = 1 + 1e-9
@@ -59,7 +49,7 @@ def test_terms_by_loops(case):
     layer, X = case.members[0].attention, case.members[0].X
     values = layer.value_matrices()
     expected = torch.tensor([terms_by_loops(layer, X, h, V) for h, V in enumerate(values)])
-    found = local_terms(layer, X)
+    found = bounds.local_terms(layer, X)
     torch.testing.assert_close(found[:, 1:].float(), expected[:, 1:], rtol=1e-5, atol=1e-6)
     assert (found[:, 0] >= expected[:, 0] * (1 - 1e-6)).all()  # ‖P‖₂ from above
     assert (found[:, 0] <= expected[:, 0] * (1 + 1e-3)).all()
@@ -67,7 +57,7 @@ def test_terms_by_loops(case):
     joined = math.hypot(*(sum(terms_by_loops(layer, X, h, V)) for h, V in enumerate(layer.value)))
     if layer.output is not None:
         joined = min(norm(layer.output) * joined, expected.sum().item())
-    assert local_upper(layer, X).item() == pytest.approx(joined, rel=1e-3)
+    assert bounds.local_upper(layer, X).item() == pytest.approx(joined, rel=1e-3)
 
 
 @pytest.mark.parametrize("radius", [1e-6, 1.0, 1e3])
@@ -77,19 +67,23 @@ def test_bound_holds(case, truth, radius):
     # rounding of the bound and of the truth is amplified by the scores
     slack = ROUNDING + 1e-13 * radius**2
     layer = case.members[0].attention
-    assert (truth.of_map(layer, X) <= local_upper(layer, X) * slack).all()
+    assert (truth.of_map(layer, X) <= bounds.local_upper(layer, X) * slack).all()
 
 
 def test_bound_is_sharp_on_random_inputs(case, truth):
     """It may lose that terms and heads are added up; a batch is its members, in float32 too."""
-    found = local_upper(case.attention, case.X)
+    found = bounds.local_upper(case.attention, case.X)
     reached = torch.cat([truth.of_map(m.attention, m.X[None]) for m in case.members])
     assert (found.flatten() >= reached * (1 - 1e-9)).all()
     assert (found.flatten() <= 9 * reached).all()
-    alone = torch.stack([local_upper(m.attention, m.X) for m in case.members])
+    alone = torch.stack([bounds.local_upper(m.attention, m.X) for m in case.members])
     torch.testing.assert_close(found.flatten(), alone, rtol=1e-9, atol=0)
-    assert local_terms(case.attention, case.X).shape == (*found.shape, case.attention.heads, 3)
-    single = local_upper(case.attention.to(torch.float32), case.X.float())
+    assert bounds.local_terms(case.attention, case.X).shape == (
+        *found.shape,
+        case.attention.heads,
+        3,
+    )
+    single = bounds.local_upper(case.attention.to(torch.float32), case.X.float())
     assert single.dtype == torch.float32
     torch.testing.assert_close(single.double(), found, rtol=1e-3, atol=0)
 
@@ -97,21 +91,21 @@ def test_bound_is_sharp_on_random_inputs(case, truth):
 def test_bound_in_single_precision_is_rounded_up(truth):
     X = draw(0, 40, 5, 3).float()
     f = Attention.from_matrices(torch.diag(torch.tensor([1.0, -2.0, 0.5])), torch.eye(3))
-    assert (local_upper(f, X).double() >= local_upper(f.to(F64), X.double())).all()
+    assert (bounds.local_upper(f, X).double() >= bounds.local_upper(f.to(F64), X.double())).all()
     # near tokens tie: with scores of 1e4 their covariance is below the rounding of float32
     for seed in range(3):
         X = draw(seed, 40, 4, 2).float()
         X[:, 1] = X[:, 0] + 1e-4 * draw(seed + 10, 40, 2).float()
         f = Attention.from_matrices(1e4 * draw(seed + 20, 2, 2).float(), torch.eye(2))
         reached = truth.of_map(f.to(F64), X.double())
-        assert (reached <= local_upper(f, X) * (1 + 1e-5)).all()
+        assert (reached <= bounds.local_upper(f, X) * (1 + 1e-5)).all()
 
 
 def test_bound_knows_where_attention_is_saturated(make_case):
     """At a large radius only mixing is left, and the bound is ‖V‖‖P‖, not √n."""
     f, X = make_case("one head").attention, 1e4 * make_case("one head").X
     expected = norm(f.value[0]) * norm(f.weights(X)[0])
-    assert local_upper(f, X).item() == pytest.approx(expected, rel=1e-3)
+    assert bounds.local_upper(f, X).item() == pytest.approx(expected, rel=1e-3)
 
 
 @pytest.mark.parametrize(("gamma", "factor"), [(-1.0, 2.1), (1.0, 2.6)])
@@ -119,7 +113,7 @@ def test_bound_knows_where_attention_is_saturated(make_case):
 def test_bound_is_sharp_at_the_worst_case(truth, gamma, factor, radius):
     """And not above what the ball allows: only its sum of separate maxima can cost it something."""
     X = worst_case_inputs(gamma * EYE, 30, radius)
-    local = local_upper(Attention.from_matrices(gamma * EYE, EYE), X).item()
+    local = bounds.local_upper(Attention.from_matrices(gamma * EYE, EYE), X).item()
     assert local <= factor * truth.of_head(gamma * EYE, EYE, X[None]).item()
     a = radius**2  # three terms, each at most what the ball allows
     column = math.exp(log_column_sum(30, math.log(a)))
@@ -133,43 +127,8 @@ def test_bound_at_two_clusters(truth, a, factor):
     X = torch.full((n, 1), math.sqrt(a), dtype=F64)
     X[0] = -math.sqrt(a)
     reached = truth.two_clusters(n, -math.sqrt(a), math.sqrt(a), -1.0)
-    found = local_upper(Attention.from_matrices(-ONE, ONE), X).item()
+    found = bounds.local_upper(Attention.from_matrices(-ONE, ONE), X).item()
     assert 1 <= found / reached <= factor
-
-
-@pytest.mark.parametrize(
-    ("name", "what"),
-    [
-        ("sinks", "sinks"),
-        ("softcap", "softcap"),
-        ("normalised queries and keys, everything", "sinks, softcap, query_norm, key_norm"),
-    ],
-)
-def test_no_bound_is_claimed_for_what_no_theorem_covers(make_case, name, what):
-    f, X = make_case(name).attention, make_case(name).X
-    unit = Normalisation("rms", torch.ones(f.d, dtype=F64), torch.zeros(f.d, dtype=F64), 0.0)
-    for claim in (
-        lambda: local_upper(f, X),
-        lambda: local_terms(f, X),
-        lambda: best_upper(attention=f, n=X.shape[-2], radius=1.0),
-        lambda: layer_upper(f, n=6, radius=1.0),
-        lambda: score_reach(f, radius=1.0),
-        lambda: normalised_upper(f, unit, n=6),
-    ):
-        with pytest.raises(ValueError, match=f"^attention: .*{what}"):
-            claim()
-
-
-def test_bad_input(make_case):
-    attention = make_case("one head").attention
-    for X in (torch.zeros(3, 5, dtype=F64), torch.full((3, 4), 1e160, dtype=F64)):
-        with pytest.raises(ValueError, match=r"^X: "):
-            local_upper(attention, X)
-    with pytest.raises(ValueError, match=r"^P: "):
-        nonnegative_norm_upper(-torch.eye(2))
-
-
-# --- norms of matrices with entries ≥ 0 ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("temperature", [0.1, 1.0, 5.0, 50.0])
@@ -180,28 +139,23 @@ def test_norm_of_softmax_matrices(temperature, causal):
         scores = scores.masked_fill(torch.ones(30, 30).triu(1).bool(), -math.inf)
     P = torch.softmax(scores, dim=-1)
     expected = np.linalg.norm(P.numpy(), 2, axis=(-2, -1))
-    found = nonnegative_norm_upper(P).numpy()
+    found = bounds.nonnegative_norm_upper(P).numpy()
     assert (found >= expected * (1 - 1e-13)).all() and (found <= expected * 1.01).all()
     schur = P.sum(-2).amax(-1).sqrt().numpy()
     for iterations in (0, 1, 5):
-        assert (nonnegative_norm_upper(P, iterations=iterations).numpy() <= schur * ROUNDING).all()
+        assert (
+            bounds.nonnegative_norm_upper(P, iterations=iterations).numpy() <= schur * ROUNDING
+        ).all()
 
 
 @pytest.mark.parametrize(
     "P",
-    [
-        torch.zeros(3, 4),
-        tensor([1.0, 0.0], [2.0, 0.0]),
-        torch.block_diag(torch.ones(2, 2), 0.1 * torch.ones(3, 3)),
-        torch.eye(5)[[1, 2, 3, 4, 0]],
-        torch.ones(6, 6).tril(),
-        torch.arange(12.0).reshape(2, 6),
-        1e-150 * torch.ones(3, 3, dtype=F64),
-        tensor([7.0]),
-    ],
-)
+    [torch.zeros(3, 4), tensor([1.0, 0.0], [2.0, 0.0]), torch.eye(5)[[1, 2, 3, 4, 0]],
+     torch.block_diag(torch.ones(2, 2), 0.1 * torch.ones(3, 3)), torch.ones(6, 6).tril(),
+     torch.arange(12.0).reshape(2, 6), 1e-150 * torch.ones(3, 3, dtype=F64), tensor([7.0])],
+)  # fmt: skip
 def test_norm_of_nonnegative_matrices(P):
-    found = nonnegative_norm_upper(P.double()).item()
+    found = bounds.nonnegative_norm_upper(P.double()).item()
     expected = np.linalg.norm(P.double().numpy(), 2)
     assert expected * (1 - 1e-12) <= found <= expected * 1.01
 
@@ -212,10 +166,10 @@ def test_rounding_does_not_take_the_own_query_below_the_truth(size):
     X = tensor([1.0, 19 / size], [-1.0, 19 / size])  # scores of ±19
     own = size * 4 * math.exp(-38) / (1 + math.exp(-38)) ** 2
     f = Attention.from_matrices(size * tensor([0.0, 1.0], [0.0, 0.0]), EYE)
-    assert max(own, math.sqrt(2)) <= local_upper(f, X).item() <= 2 * max(own, math.sqrt(2))
+    assert max(own, math.sqrt(2)) <= bounds.local_upper(f, X).item() <= 2 * max(own, math.sqrt(2))
 
 
 def test_scores_without_a_digit_left_have_no_small_bound():
     """Scores of 10¹⁷ are multiples of 16: which key wins is unknown, and the bound says so."""
-    terms = local_terms(Attention.from_matrices(EYE, EYE), 1e9 * EYE)
+    terms = bounds.local_terms(Attention.from_matrices(EYE, EYE), 1e9 * EYE)
     assert (terms > 1e17).all()

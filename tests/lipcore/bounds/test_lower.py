@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.special import polygamma
 
-from draws import EYE, F64, KINDS, ONE, draw, norm, of_kind, tensor
+from draws import EYE, F64, KINDS, ONE, draw, norm, tensor
 from lipcore import bounds
 from lipcore.adversarial import eigenvector_inputs, score_gap_inputs
 from lipcore.bounds import best_lower, best_upper, construction_inputs, construction_lower
@@ -16,14 +16,11 @@ FAMILIES = ("copies", "torn", "pulled", "own")
 EACH_FAMILY = pytest.mark.parametrize("family", FAMILIES)
 
 
-# --- one leader ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("n", "radius"), [(1, 1.0), (2, 0.3), (5, 1.0), (8, 2.5)])
 def test_lower_bounds_hold_at_their_inputs(truth, kind, n, radius):
     for seed in range(2):
-        A, V = of_kind(kind, draw(seed, 3, 3)), draw(seed + 9, 1 + seed, 3)
+        A, V = KINDS[kind](draw(seed, 3, 3)), draw(seed + 9, 1 + seed, 3)
         gamma, u = bounds.eigen_gamma(A)
         size = {"n": n, "radius": radius, "gamma": gamma}
         X = eigenvector_inputs(A, n, radius)[None]
@@ -60,16 +57,6 @@ def test_formulas_by_hand():
     assert masked == pytest.approx(3 * math.sqrt(squares), rel=1e-14)
 
 
-@pytest.mark.parametrize("a", [0.1, 1.0, 4.0, 300.0])
-@pytest.mark.parametrize("n", [2, 100, 10**12])
-def test_refined_equals_the_score_gap_for_multiples_of_the_identity(a, n):
-    size = {"n": n, "radius": 1.0, "log": True}
-    refined = bounds.refined_lower(gamma=a, norm_vu=1.0, **size)
-    for sign in (-a, 8 * a):
-        found = bounds.score_gap_lower(A=sign * EYE, V=EYE, **size)
-        assert found == pytest.approx(refined, abs=1e-9)
-
-
 @pytest.mark.parametrize("log_q", [-40.0, -14.0, -3.0, 0.0])
 @pytest.mark.parametrize("n", [2, 257, 258, 300, 5000, 10**6])
 def test_masked_sum_agrees_with_trigamma(log_q, n):
@@ -83,28 +70,9 @@ def test_masked_sum_agrees_with_trigamma(log_q, n):
     assert found == pytest.approx(expected, rel=1e-7 if inverse > 1e5 else 1e-10)
 
 
-def test_masked_sum_stops_where_the_unmasked_bound_falls():
-    """One token in 10¹² no longer matters to the mean; a causal row near the start still sees it."""
-    size = {"n": 10**12, "radius": 1.0, "gamma": 5.0, "norm_v": 1.0}
-    assert bounds.masked_lower(**size) == pytest.approx(math.exp(5.0), rel=0.01)
-    assert bounds.adversarial_lower(**size) < 0.03
-
-
-@pytest.mark.parametrize("a", [0.0, 1e-3, 1.0, 20.0, 1e3, 1e6])
-@pytest.mark.parametrize("n", [1, 2, 1000, 10**12])
-def test_lower_below_upper(a, n):
-    size, norms = {"n": n, "radius": 1.0, "log": True}, {"norm_a": a, "norm_v": 1.0}
-    slack = 1e-9 * (1 + a)
-    refined = bounds.refined_lower(gamma=a, norm_vu=1.0, **size)
-    assert bounds.adversarial_lower(gamma=a, norm_v=1.0, **size) <= refined + slack
-    assert refined <= bounds.unified_upper_sharp(**size, **norms) + slack
-    masked = bounds.masked_lower(gamma=a, norm_v=1.0, **size)
-    assert masked <= bounds.masked_upper(**size, **norms) + slack
-
-
 def test_extremes_are_numbers():
     radii, sizes = (0.0, 1e-200, 1.0, 1e200), (0.0, 1e-300, 1.0, 1e6)
-    for n, radius, size, v in itertools.product((1, 10**12, 10**40), radii, sizes, (0.0, 1.0)):
+    for n, radius, size, v in itertools.product((1, 3, 10**40), radii, sizes, (0.0, 1.0)):
         for log in (True, False):
             options = {"n": n, "radius": radius, "log": log}
             values = [
@@ -112,19 +80,10 @@ def test_extremes_are_numbers():
                 bounds.refined_lower(gamma=size, norm_vu=v, **options),
                 bounds.masked_lower(gamma=size, norm_v=v, **options),
                 bounds.score_gap_lower(A=size * EYE, V=v * EYE, **options),
+                best_lower(A=-size * EYE, V=v * EYE, **options),
+                best_lower(A=size * ONE, V=v * ONE, **options | {"n": None}),
             ]
             assert not any(math.isnan(value) for value in values)
-
-
-def test_score_gap_lower_where_V_sees_one_direction_only():
-    """V = b(Au)ᵀ vanishes on (Au)^⊥: the direction Au itself grows at the same rate."""
-    A = tensor([0.0, -1.0], [1.0, 0.0])
-    V = torch.outer(tensor(1.0, 0.0), A @ bounds.score_gap(A)[1])
-    n = int(math.exp(9.0))
-    assert bounds.score_gap_lower(n=n, radius=3.0, A=A, V=V) > math.sqrt(n - 1) / 2
-
-
-# --- constructions with copies -------------------------------------------------------------------
 
 
 @EACH_FAMILY
@@ -132,7 +91,8 @@ def test_constructions_reach_what_they_say(truth, family):
     closest = 0.0
     for trial in range(25):
         d, n, radius = 2 + trial % 3, 3 + trial, 0.3 + 0.08 * trial
-        A, V = of_kind(KINDS[trial % 8], draw(trial, d, d)), draw(trial + 40, 1 + trial % 3, d)
+        A = list(KINDS.values())[trial % 8](draw(trial, d, d))
+        V = draw(trial + 40, 1 + trial % 3, d)
         X = construction_inputs(family, A, n, radius, V=V)
         assert X.shape == (n, d) and X.norm(dim=-1).max() <= radius * (1 + 1e-12)
         lower = construction_lower(family, A=A, V=V, n=n, radius=radius)
@@ -149,59 +109,6 @@ def test_measures_are_the_limit_of_many_tokens(family):
     assert construction_lower(family, n=10**9, **head) == pytest.approx(limit, rel=1e-3)
 
 
-def test_no_head_escapes_a_root_n():
-    """(The theorem: a·ν·√(n−2)/6 for n ≤ 2 + e^{a/10}.)"""
-    for seed in range(15):
-        A, a = draw(seed, 3, 3), 4.0 + 3 * seed
-        n = 2 + int(math.exp(a / 10))
-        head = {"A": A, "V": torch.eye(3, dtype=F64), "radius": math.sqrt(a / norm(A))}
-        assert construction_lower("torn", n=n, **head) >= a * math.sqrt(n - 2) / 6
-
-
-@pytest.mark.parametrize(("a", "n"), [(0.5, 5), (2.0, 12), (8.0, 12), (8.0, 48)])
-def test_torn_bound_holds_with_a_mask_too(truth, a, n):
-    X = construction_inputs("torn", -a * EYE, n, 1.0)
-    found = truth.of_head(-a * EYE, EYE, X[None], causal=True).item()
-    lower = construction_lower("torn", n=n, radius=1.0, A=-a * EYE, V=EYE)
-    assert lower <= found * (1 + 1e-9)
-    assert found <= bounds.torn_upper(n=n, radius=1.0, norm_a=a, norm_v=1.0)
-
-
-@pytest.mark.parametrize("a", [16.0, 64.0, 1024.0])
-def test_a_V_that_sees_no_difference_loses_no_power_of_a(a):
-    """A = diag(−a, −a/2), V = e₂ᵀ: copies reach e^a, torn queries √a e^a, a pulled mean a e^a."""
-    head = {"A": torch.diag(tensor(-a, -a / 2)), "V": tensor([0.0, 1.0]), "radius": 1.0}
-    logs = {family: construction_lower(family, log=True, **head) - a for family in FAMILIES}
-    assert logs["copies"] < 0 and logs["torn"] < math.log(math.sqrt(a))
-    assert logs["pulled"] == pytest.approx(math.log(0.124 * a), abs=0.01)
-
-
-def test_a_crowd_is_pulled_part_of_the_way_where_n_is_small():
-    """V = eᵀ, e ⊥ x_1 − x_0, n far below e^g*: all of the way, the crowd would be won over."""
-    head = {"A": torch.diag(tensor(-100.0, -50.0)), "V": tensor([0.0, 1.0]), "radius": 1.0}
-    for n in (100, 10**6, 10**12):
-        assert construction_lower("pulled", n=n, **head) > 0.1 * math.sqrt(n) * math.log(n)
-
-
-@pytest.mark.parametrize("seed", range(15))
-def test_one_torn_query_is_of_order_a_from_two_tokens_on(truth, seed):
-    d, n = 1 + seed % 3, 2 + seed % 5
-    A, V = draw(seed, d, d), draw(seed + 40, d, d)[: 1 + seed % 2]
-    value = construction_lower("own", A=A, V=V, radius=10.0, n=n)
-    share = 1 / 4 if n == 2 else 2 * ((n - 1) // 2) / n
-    assert value >= norm(V) * (share * norm(A) * 100 / 2 - 1 / n)
-    X = construction_inputs("own", A, n, 10.0, V=V)
-    assert value <= truth.of_head(A, V, X[None]).item() * (1 + 1e-9)
-    # no direction w of a fine grid pulls more
-    w = draw(0, 2000, d)
-    w = w / w.norm(dim=-1, keepdim=True)
-    pulls = (w @ V.mT).norm(dim=-1) * (w @ A).norm(dim=-1)
-    assert value >= share * 100 * pulls.max().item() * (1 - 1e-3) - norm(V) / n
-
-
-# --- the best of all -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("trial", range(12))
 def test_the_bounds_stand_a_bounded_factor_apart_whatever_V_sees(trial):
     """Also on a line, and where V sees only the direction in which the crowd looks."""
@@ -216,16 +123,6 @@ def test_the_bounds_stand_a_bounded_factor_apart_whatever_V_sees(trial):
         assert best >= max(construction_lower(family, **head) for family in FAMILIES)
         factor = math.exp(best_upper(**head) - best)
         assert 1 - 1e-9 <= factor < (12.4 if n is None and trial < 3 else 40)
-
-
-@pytest.mark.parametrize("radius", [0.0, 1e-200, 1e3, 1e200])
-@pytest.mark.parametrize("n", [None, 1, 2, 3, 10**12])
-def test_constructions_of_extreme_sizes_are_numbers(n, radius):
-    for A in (-EYE, 0 * EYE, EYE, -ONE):
-        head = {"A": A, "V": torch.eye(len(A), dtype=F64), "radius": radius, "n": n}
-        for log in (True, False):
-            values = [construction_lower(family, log=log, **head) for family in FAMILIES]
-            assert not any(math.isnan(value) for value in [best_lower(log=log, **head), *values])
 
 
 @pytest.mark.parametrize("size", [1e-320, 1e-300, 1e-160, 1e155, 1e300])
@@ -252,31 +149,9 @@ def test_lower_bounds_see_only_the_product_of_A_and_the_squared_radius(size, n):
 
 def test_where_there_is_no_such_input():
     """No balanced query on a line, no three among two; without values a bound of zero."""
+    assert best_lower(A=0 * EYE, V=-3 * EYE, radius=1.0) == pytest.approx(3)
+    assert construction_lower("own", A=EYE, V=EYE, radius=2.0) == pytest.approx(4)
     assert construction_lower("torn", n=9, radius=2.0, A=ONE, V=ONE) == 0
     assert construction_lower("torn", n=2, radius=2.0, A=EYE, V=EYE) == 0
     assert construction_lower("own", A=EYE, V=0 * EYE, radius=1.0, n=5) == 0
     assert construction_inputs("own", EYE, 5, 1.0, V=0 * EYE).shape == (5, 2)
-
-
-GAMMA = {"n": 2, "radius": 1.0, "gamma": 1.0}
-HEAD = {"n": 2, "radius": 1.0, "A": EYE}
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: bounds.adversarial_lower(**GAMMA | {"gamma": -1.0}, norm_v=1.0), ValueError, "^gamma: "),
-        (lambda: bounds.masked_lower(**GAMMA | {"n": 0}, norm_v=1.0), ValueError, "^n: "),
-        (lambda: bounds.refined_lower(**GAMMA, norm_vu=math.inf), ValueError, "^norm_vu: "),
-        (lambda: bounds.score_gap_lower(**HEAD, V=ONE), ValueError, "^V: "),
-        (lambda: bounds.score_gap_lower(**HEAD, V=EYE.float()), TypeError, "^V is"),
-        (lambda: construction_lower("torn", **HEAD, V=ONE), ValueError, "^V: "),
-        (lambda: construction_inputs("torn", ONE, 9, 2.0), ValueError, "^A, radius: "),
-        (lambda: construction_inputs("torn", EYE, 2, 2.0), ValueError, "^n: "),
-        (lambda: construction_inputs("own", EYE, 1, 1.0), ValueError, "^n: "),
-        (lambda: construction_inputs("pushed", EYE, 5, 1.0), ValueError, "^family: "),
-    ],
-)  # fmt: skip
-def test_bad_input_is_refused(call, error, message):
-    with pytest.raises(error, match=message):
-        call()

@@ -1,51 +1,10 @@
 """Measures: what is one, its support, its laws at each time."""
 
-import math
-
 import pytest
 import torch
 
 from draws import F64, close, draw, tensor
 from lipcore.measures import DiscreteMeasure, TimedMeasure
-
-
-@pytest.mark.parametrize(
-    ("points", "weights", "error", "message"),
-    [
-        (draw(0, 2, 1), tensor(1.5, -0.5), ValueError, "^weights: "),
-        (draw(0, 2, 1), tensor(0.5, 0.4), ValueError, "^weights: "),
-        (draw(0, 3, 1), tensor(0.916, 0.009, 0.074), ValueError, "^weights: "),
-        (draw(0, 2, 1), tensor(0.5, math.nan), ValueError, "^weights: "),
-        (draw(0, 2, 1), tensor(0.5, 0.3, 0.2), ValueError, "^weights: "),
-        (draw(0, 10, 1), torch.full((10,), 0.1, dtype=F64) + 1e-9, ValueError, "^weights: "),
-        (draw(0, 2, 1), torch.tensor([0.5, 0.5]), TypeError, "weights"),
-        (draw(0, 2, 1), torch.tensor([1, 0]), TypeError, "weights"),
-        (draw(0, 2, 1), [0.5, 0.5], TypeError, "weights"),
-        (draw(0, 0, 1), None, ValueError, "^points: "),
-        (draw(0, 2, 0), None, ValueError, "^points: "),
-        (draw(0, 2), None, ValueError, "^points: "),
-        (tensor([math.inf], [0.0]), None, ValueError, "^points: "),
-    ],
-)
-def test_a_measure_that_is_none_is_refused(points, weights, error, message):
-    with pytest.raises(error, match=message):
-        DiscreteMeasure(points, weights)
-
-
-@pytest.mark.parametrize(
-    ("times", "error"),
-    [
-        (tensor(0.0, 1.1), ValueError),
-        (tensor(-0.1, 0.5), ValueError),
-        (tensor(0.0), ValueError),
-        (tensor(0.0, math.nan), ValueError),
-        (torch.tensor([0, 1]), TypeError),
-        (torch.tensor([0.0, 1.0]), TypeError),
-    ],
-)
-def test_times_outside_the_interval_are_refused(times, error):
-    with pytest.raises(error, match=r"^times"):
-        TimedMeasure(times, draw(0, 2, 1))
 
 
 def test_weights_are_uniform_by_default_and_may_be_rounded():

@@ -7,11 +7,9 @@ import pytest
 import torch
 
 from draws import F64, ONE, draw, jacobian_in_mass, masses, measure, norm, tensor, timed, visible_of
-from lipcore import Attention
 from lipcore.measures import (
     DiscreteMeasure,
     TimedMeasure,
-    TwoDirac,
     dense_local_constant,
     dense_splitting_gain,
     gamma_derivative,
@@ -81,22 +79,6 @@ def test_chunks_do_not_change_the_result(monkeypatch):
     assert local_constant(mu, -ONE, ONE, splitting=True) == pytest.approx(split, rel=1e-13)
 
 
-@pytest.mark.parametrize(
-    ("shape", "weights", "times", "message"),
-    [
-        ((2, 3, 1), tensor([0.5, 0.5, 0], [0.9, 0, 0.2]), None, "^weights: "),
-        ((2, 3, 1), tensor([1.5, -0.5, 0], [1.0, 0, 0]), None, "^weights: "),
-        ((2, 3, 1), tensor(0.5, 0.5, 0.0), None, "^weights: "),
-        ((2, 0, 1), None, None, "^points: "),
-        ((1, 2, 1), None, tensor([0.0, 2.0]), "^times: "),
-        ((1, 2, 1), None, tensor(0.0, 1.0), "^times: "),
-    ],
-)
-def test_batches_of_what_is_no_measure_are_refused(shape, weights, times, message):
-    with pytest.raises(ValueError, match=message):
-        dense_local_constant(draw(0, *shape), weights, ONE, ONE, times=times)
-
-
 def test_extreme_weights_and_scores_give_numbers():
     points = tensor([[-10.0], [10.0]], [[0.0], [0.0]], [[0.0], [1e-300]], [[-30.0], [30.0]])
     weights = tensor([1e-300, 1 - 1e-300], [0.5, 0.5], [0.5, 0.5], [0.5, 0.5])
@@ -115,13 +97,6 @@ def test_an_iteration_that_stops_early_is_an_error(monkeypatch):
         local_constant(measure(0, 3, 1), ONE, ONE)
 
 
-@pytest.mark.parametrize("n", [2, 10, 400])
-def test_uniform_causal_averaging(n):
-    mu = TimedMeasure(torch.arange(n, dtype=F64) / n, draw(0, n, 1))
-    cesaro = torch.ones(n, n, dtype=F64).tril() / torch.arange(1, n + 1, dtype=F64)[:, None]
-    assert local_constant(mu, 0 * ONE, ONE) == pytest.approx(norm(cesaro), rel=1e-7)
-
-
 def test_a_geometric_time_marginal_shows_the_constant_two():
     """Masses e^{−δ(n−i)}: the norm of an n × n Toeplitz matrix of symbol at most 1 + e^{−δ/2}."""
     n, delta = 700, 0.05
@@ -129,9 +104,6 @@ def test_a_geometric_time_marginal_shows_the_constant_two():
     weights = cumulated.diff(prepend=tensor(0.0))
     mu = TimedMeasure(torch.arange(n, dtype=F64) / n, draw(0, n, 1), weights)
     assert 1.95 < local_constant(mu, 0 * ONE, ONE) < 1 + math.exp(-delta / 2)
-
-
-# --- splitting -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("counts", [[2, 3, 2], [1, 1, 4], [3, 1, 1], [1, 1, 1]])
@@ -157,21 +129,6 @@ def test_a_sequence_with_repeated_tokens_has_the_constant_with_splitting(make, c
         assert as_sequence == pytest.approx(whole, rel=1e-11)
         dense = dense_local_constant(X, None, A, ONE, times=t).item()
         assert dense == pytest.approx(whole, rel=1e-11)
-
-
-@pytest.mark.parametrize("splitting", [False, True])
-def test_splitting_helps_a_sequence_of_repeated_tokens(splitting):
-    """One token in nine at 3, the others at 0, A = −1: ‖D_X f‖ = 8/9 comes from parting copies."""
-    X = tensor([3.0], [0.0]).repeat_interleave(torch.tensor([2, 16]), 0)
-    assert norm(Attention.from_matrices(-ONE, ONE).jacobian(X).dense()) == pytest.approx(8 / 9)
-    whole = TwoDirac(1 / 9, 3.0, 1.0, positions=(1.0, 0.0)).constant.item()
-    assert whole < 0.4
-    expected = pytest.approx(8 / 9 if splitting else whole, rel=1e-12)
-    for times in (None, torch.full((18,), 0.5, dtype=F64)):
-        mu = DiscreteMeasure(X) if times is None else TimedMeasure(times, X)
-        assert local_constant(mu, -ONE, ONE, splitting=splitting) == expected
-        found = dense_local_constant(X, None, -ONE, ONE, splitting=splitting, times=times)
-        assert found.item() == expected
 
 
 def slope(mu, nu, A, V):
@@ -215,13 +172,3 @@ def test_the_splitting_example():
             assert found <= split * (1 + 1e-3)
             best = max(best, found)
     assert best > plain
-
-
-@pytest.mark.parametrize("eps", [1e-4, 1e-6])
-def test_a_little_mass_moved_far_can_have_a_larger_slope(eps):
-    """ν → μ in W₂ but not in W_∞: a difference quotient of Γ, (tanh 1.5 + tanh 5)/1.3."""
-    mu, A = DiscreteMeasure(tensor([-1.0], [1.0])), tensor([5.0])
-    nu = DiscreteMeasure(tensor([-1.0], [1.0], [0.3]), tensor(0.5 - eps, 0.5, eps))
-    expected = (math.tanh(1.5) + math.tanh(5)) / 1.3
-    assert slope(mu, nu, A, ONE) == pytest.approx(expected, rel=20 * eps)
-    assert local_constant(mu, A, ONE, splitting=True) < 1.01 < expected
