@@ -116,9 +116,7 @@ def test_worst_case_uses_copies_once_one_token_is_too_few():
     value = local_lipschitz(Attention.from_matrices(A, EYE), X, tol=1e-8).value.item()
     assert value > 2.5 * bounds.score_gap_lower(n=n, radius=1.0, A=A, V=EYE)
     assert value <= bounds.unified_upper_sharp(radius=1.0, norm_a=2.0, norm_v=1.0)
-
-
-def test_worst_case_comes_within_a_small_factor_of_the_bound():
+    # and it comes within a small factor of the bound
     upper = bounds.unified_upper_sharp(n=500, radius=1.0, norm_a=3.0, norm_v=1.0)
     f = Attention.from_matrices(-3 * EYE, EYE)
     assert local_lipschitz(f, worst_case_inputs(-3 * EYE, 500, 1.0)).value > 0.7 * upper

@@ -7,15 +7,7 @@ import pytest
 import torch
 
 from draws import EYE, F64, ONE, draw, norm, tensor
-from lipcore import Attention, local_lipschitz
-from lipcore.bounds import (
-    Normalisation,
-    best_upper,
-    change_upper,
-    construction_inputs,
-    normalise,
-    tangent_error_upper,
-)
+from lipcore import Attention, bounds, local_lipschitz
 from lipcore.bounds.change import SIGMA, STEPS
 from lipcore.guard import draw_normal
 
@@ -64,7 +56,7 @@ def off_tangent(f, X):
 
 def normalisation(kind, d, eps=1e-3):
     gain, bias = draw(1, 2, d)
-    return Normalisation(kind, gain, bias if kind == "layer" else 0 * bias, eps)
+    return bounds.Normalisation(kind, gain, bias if kind == "layer" else 0 * bias, eps)
 
 
 def spread(P, points):
@@ -157,7 +149,7 @@ def first(request, make_case):
 def test_formula(first, kind, radius):
     layer, X = first.attention, first.X
     expected = joined(layer, X, lambda at: error(at, radius, kind))
-    assert tangent_error_upper(layer, X, radius, norm=kind).item() == pytest.approx(
+    assert bounds.tangent_error_upper(layer, X, radius, norm=kind).item() == pytest.approx(
         expected, rel=1e-5
     )
     sigma = norm(layer.jacobian(X).dense())
@@ -166,9 +158,9 @@ def test_formula(first, kind, radius):
     expected = min(
         sigma * R + expected,
         joined(layer, X, lambda at: rows_change(at, radius, kind)),
-        best_upper(attention=layer, n=len(X), radius=largest) * R,
+        bounds.best_upper(attention=layer, n=len(X), radius=largest) * R,
     )
-    found = change_upper(layer, X, radius, norm=kind).item()
+    found = bounds.change_upper(layer, X, radius, norm=kind).item()
     assert expected * (1 - 1e-6) <= found <= expected * (1 + 1e-3)
 
 
@@ -177,9 +169,9 @@ def test_formula(first, kind, radius):
 def test_no_gradient_attack_is_above(first, kind, radius):
     layer, X = first.attention, first.X
     reached = attacked(change(layer, X), X, radius, kind)
-    assert reached <= change_upper(layer, X, radius, norm=kind).item() * (1 + 1e-9)
+    assert reached <= bounds.change_upper(layer, X, radius, norm=kind).item() * (1 + 1e-9)
     reached = attacked(off_tangent(layer, X), X, radius, kind)
-    bound = tangent_error_upper(layer, X, radius, norm=kind).item()
+    bound = bounds.tangent_error_upper(layer, X, radius, norm=kind).item()
     assert reached <= bound * (1 + 1e-9) + 1e-13
 
 
@@ -190,22 +182,22 @@ def test_sharp_for_small_radii(first, kind):
     J = layer.jacobian(X).dense()
     right = torch.linalg.svd(J).Vh[0].reshape(X.shape)
     reached = (layer(X + 1e-6 * right) - layer(X)).norm().item()
-    bound = change_upper(layer, X, 1e-6, norm=kind).item()
+    bound = bounds.change_upper(layer, X, 1e-6, norm=kind).item()
     assert kind == "token" or 0.99 * bound <= reached <= bound * (1 + 1e-9)
     assert bound <= 1.01 * norm(J) * total(1e-6, len(X), kind)
-    assert change_upper(layer, X, 0.0, norm=kind).item() == 0
+    assert bounds.change_upper(layer, X, 0.0, norm=kind).item() == 0
 
 
 def torn():
     """64 queries between two keys of opposite values; 10⁴ times the usual scores."""
-    X = construction_inputs("torn", -1e4 * EYE, 64, 1.0, V=EYE[:1])
+    X = bounds.construction_inputs("torn", -1e4 * EYE, 64, 1.0, V=EYE[:1])
     return Attention.from_matrices(-1e4 * EYE, EYE[:1]), X
 
 
 def test_sharp_where_every_row_is_torn():
     """One key moves by a hundredth of its length, and every row goes over to the other one."""
     f, X = torn()
-    bound = change_upper(f, X, 0.01).item()
+    bound = bounds.change_upper(f, X, 0.01).item()
     found = []
     for j in range(64):
         for direction in torch.cat([EYE, -EYE]):
@@ -219,12 +211,12 @@ def test_sharp_where_every_row_is_torn():
 def test_never_above_the_bound_of_the_ball_and_grows(first, kind):
     layer, X = first.attention, first.X
     radii = (1e-4, 0.1, 10.0, 1e6)
-    changes = [change_upper(layer, X, radius, norm=kind).item() for radius in radii]
-    errors = [tangent_error_upper(layer, X, radius, norm=kind).item() for radius in radii]
+    changes = [bounds.change_upper(layer, X, radius, norm=kind).item() for radius in radii]
+    errors = [bounds.tangent_error_upper(layer, X, radius, norm=kind).item() for radius in radii]
     assert changes == sorted(changes) and errors == sorted(errors)
     for radius, found in zip(radii, changes, strict=True):
         largest = X.norm(dim=-1).max().item() + radius
-        ball = best_upper(attention=layer, n=len(X), radius=largest)
+        ball = bounds.best_upper(attention=layer, n=len(X), radius=largest)
         assert 0 < found <= ball * total(radius, len(X), kind)
 
 
@@ -237,12 +229,12 @@ def test_behind_a_normalisation(make_case, normalised, kind, name):
     N = normalisation(normalised, layer.d)
 
     def block(Y):
-        return layer(normalise(N, Y))
+        return layer(bounds.normalise(N, Y))
 
     for radius in (1e-3, 0.1, 1.0, 30.0):
-        bound = change_upper(layer, X, radius, norm=kind, normalisation=N).item()
+        bound = bounds.change_upper(layer, X, radius, norm=kind, normalisation=N).item()
         assert attacked(change(block, X), X, radius, kind) <= bound * (1 + 1e-9)
-    bound = change_upper(layer, X, 1e-7, norm=kind, normalisation=N).item()
+    bound = bounds.change_upper(layer, X, 1e-7, norm=kind, normalisation=N).item()
     assert 1 <= bound / (norm(dense(block, X)) * total(1e-7, len(X), kind)) < 1.01
 
 
@@ -260,9 +252,9 @@ def test_behind_a_normalisation_by_hand(normalised, kind, radius):
     lowest = max(tau - radius / math.sqrt(d), math.sqrt(eps))
     gain = N.gain.abs().max().item()
     chord = min(gain * radius / math.sqrt(tau * lowest), 2 * math.sqrt(d) * gain)
-    J = dense(lambda x: normalise(N, x), x)
+    J = dense(lambda x: bounds.normalise(N, x), x)
     tangent = norm(J) * radius + gain * radius**2 / (math.sqrt(3 * d) * lowest**2)
-    found = change_upper(f, x, radius, norm=kind, normalisation=N).item()
+    found = bounds.change_upper(f, x, radius, norm=kind, normalisation=N).item()
     assert found == pytest.approx(min(chord, tangent), rel=1e-3)
 
 
@@ -278,12 +270,12 @@ def test_behind_a_normalisation_by_its_parts(make_case, kind):
     reach = radius * max(gain / math.sqrt(s * t) for s, t in zip(sizes, lowest, strict=True))
     bent = [gain * radius**2 / (math.sqrt(3 * d) * t**2) for t in lowest]
     bent = math.hypot(*bent) if kind == "token" else max(bent)
-    Z = normalise(N, X)
-    expected = norm(dense(lambda X: f(normalise(N, X)), X)) * total(radius, n, kind)
+    Z = bounds.normalise(N, X)
+    expected = norm(dense(lambda X: f(bounds.normalise(N, X)), X)) * total(radius, n, kind)
     expected += norm(f.jacobian(Z).dense()) * bent
-    expected += tangent_error_upper(f, Z, reach, norm=kind).item()
-    assert expected < change_upper(f, Z, reach, norm=kind)
-    found = change_upper(f, X, radius, norm=kind, normalisation=N).item()
+    expected += bounds.tangent_error_upper(f, Z, reach, norm=kind).item()
+    assert expected < bounds.change_upper(f, Z, reach, norm=kind)
+    found = bounds.change_upper(f, X, radius, norm=kind, normalisation=N).item()
     assert found == pytest.approx(expected, rel=1e-3)
 
 
@@ -294,22 +286,22 @@ def test_all_tokens_may_turn_round_behind_a_normalisation(normalised):
     X = tensor([1.0, -1.0, 1.0, -1.0]).expand(9, 4).contiguous()
     N = normalisation(normalised, 4, eps=1e-9)
     N = replace(N, gain=torch.ones_like(N.gain))
-    reached = (f(normalise(N, X)) - f(normalise(N, -X))).norm()
+    reached = (f(bounds.normalise(N, X)) - f(bounds.normalise(N, -X))).norm()
     for kind, radius in (("frobenius", 12.001), ("token", 4.001)):
-        bound = change_upper(f, X, radius, norm=kind, normalisation=N)
+        bound = bounds.change_upper(f, X, radius, norm=kind, normalisation=N)
         assert 0.99 * bound < reached <= bound
 
 
 @pytest.mark.parametrize("name", ["batch", "padding"])
 def test_bound_of_a_batch(make_case, name):
     case = make_case(name)
-    for bound in (change_upper, tangent_error_upper):
+    for bound in (bounds.change_upper, bounds.tangent_error_upper):
         found = bound(case.attention, case.X, 0.1)
         alone = torch.stack([bound(m.attention, m.X, 0.1) for m in case.members])
         torch.testing.assert_close(found, alone.view(2, 3))
 
 
-@pytest.mark.parametrize("bound", [change_upper, tangent_error_upper])
+@pytest.mark.parametrize("bound", [bounds.change_upper, bounds.tangent_error_upper])
 def test_single_precision_is_rounded_up(make_case, bound):
     f, X = make_case("biases").attention.to(torch.float32), make_case("biases").X.float()
     found = bound(f, X, 0.1)
@@ -321,9 +313,11 @@ def test_scores_out_of_range_leave_the_bound_of_the_rows():
     """A tangent error past float64's range is infinite, and another bound takes its place."""
     _, X = torn()
     f = Attention.from_matrices(-1e10 * EYE, EYE[:1])
-    assert tangent_error_upper(f, X, 10.0).item() == math.inf
-    assert 0 < change_upper(f, X, 10.0).item() < math.inf
-    assert change_upper(Attention.from_matrices(-1e10 * EYE, 0 * ONE @ EYE[:1]), X, 10.0) == 0
+    assert bounds.tangent_error_upper(f, X, 10.0).item() == math.inf
+    assert 0 < bounds.change_upper(f, X, 10.0).item() < math.inf
+    assert (
+        bounds.change_upper(Attention.from_matrices(-1e10 * EYE, 0 * ONE @ EYE[:1]), X, 10.0) == 0
+    )
 
 
 def hidden(top, overlap, d=400):
@@ -345,6 +339,6 @@ def test_a_top_vector_that_the_start_hardly_sees(monkeypatch, in_front):
     layer = hidden(1.0004, 1e-11)
     X = torch.zeros(1, layer.d, dtype=F64)
     one = torch.ones(layer.d, dtype=F64)  # with a large ε, nearly the identity at zero
-    options = {"normalisation": Normalisation("rms", one, 0 * one, 1.0)} if in_front else {}
+    options = {"normalisation": bounds.Normalisation("rms", one, 0 * one, 1.0)} if in_front else {}
     assert local_lipschitz(layer, X, **SIGMA).value < 1.0001
-    assert change_upper(layer, X, 1e-3, **options).item() >= 1.0004e-3
+    assert bounds.change_upper(layer, X, 1e-3, **options).item() >= 1.0004e-3

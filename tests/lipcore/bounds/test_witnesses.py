@@ -1,8 +1,4 @@
-"""Inputs at which a bound is reached or nearly so, and layers whose bound is typed in plain numbers.
-
-An upper bound whose constant were a tenth less would be below one of these truths, and a lower
-bound with a tenth more above one.
-"""
+"""Inputs at which bounds are reached or nearly so, and layers whose bound is typed in numbers."""
 
 import math
 

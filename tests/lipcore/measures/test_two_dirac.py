@@ -7,15 +7,7 @@ import pytest
 import torch
 
 from draws import F64, KINDS, ONE, close, draw, norm
-from lipcore import Attention
-from lipcore.measures import (
-    TwoDirac,
-    dense_local_constant,
-    gamma_derivative,
-    gamma_map,
-    local_constant,
-    splitting_gain,
-)
+from lipcore import Attention, measures
 
 
 def mean_field_bound(a):
@@ -27,16 +19,16 @@ def mean_field_bound(a):
     "options", [{}, {"sign": 1}, {"positions": (0.3, -0.8)}, {"sign": 1, "positions": (1, 0)}]
 )
 def test_closed_forms_of_two_diracs(p, options):
-    pair = TwoDirac(p, 1.5, 0.8, **options)
+    pair = measures.TwoDirac(p, 1.5, 0.8, **options)
     whole = torch.maximum(pair.constant, pair.transverse_constant)
     for dim, expected in ((1, pair.constant), (3, whole)):
         mu, V = pair.measure(dim), torch.eye(dim, dtype=F64)
         A = pair.sign * 0.8 * V
         expected = pytest.approx(expected.item(), rel=1e-12)
-        assert local_constant(mu, A, V, tol=1e-13) == expected
-        assert dense_local_constant(mu.points, mu.weights, A, V).item() == expected
-        assert close(gamma_map(mu, mu.points, A, V)[:, 0], pair.images)
-        own = torch.linalg.matrix_norm(gamma_derivative(mu, mu.points, A, V), 2)
+        assert measures.local_constant(mu, A, V, tol=1e-13) == expected
+        assert measures.dense_local_constant(mu.points, mu.weights, A, V).item() == expected
+        assert close(measures.gamma_map(mu, mu.points, A, V)[:, 0], pair.images)
+        own = torch.linalg.matrix_norm(measures.gamma_derivative(mu, mu.points, A, V), 2)
         assert close(own, pair.own_query)
     weights = Attention.from_matrices(A, V, log_weights=mu.weights.log()).weights(mu.points)[0]
     assert close(pair.other_weight, torch.stack([weights[0, 1], weights[1, 0]]))
@@ -47,9 +39,12 @@ def test_closed_forms_of_two_diracs(p, options):
 def test_two_diracs_take_a_curve_of_masses(sign, radius, gap):
     """The theorem on eigenvectors: w = 1/(1 + (1/p − 1) e^{−g*}), g* = 2γR² or γR²/4."""
     p = torch.logspace(-9, -0.01, 50, dtype=F64)
-    pair = TwoDirac(p, radius, 3.0, sign=sign)
+    pair = measures.TwoDirac(p, radius, 3.0, sign=sign)
     assert pair.constant.shape == (50,)
-    assert pair.constant[7].item() == TwoDirac(p[7].item(), radius, 3.0, sign=sign).constant.item()
+    assert (
+        pair.constant[7].item()
+        == measures.TwoDirac(p[7].item(), radius, 3.0, sign=sign).constant.item()
+    )
     expected = 1 / (1 + (1 / p - 1) * math.exp(-gap))
     assert torch.allclose(pair.other_weight[:, 1], expected, rtol=1e-12, atol=0)
 
@@ -62,16 +57,16 @@ def test_no_measure_breaks_the_mean_field_bound(kind):
         points *= 1.5 / points.norm(dim=-1, keepdim=True).amax(1, keepdim=True)  # R = 1.5: a = 2.25
         weights = (4 * draw(seed + 20, 500, 3)).softmax(-1)
         batch = (points, weights, A / norm(A), torch.eye(d, dtype=F64))
-        assert dense_local_constant(*batch, splitting=True).max() <= mean_field_bound(2.25)
+        assert measures.dense_local_constant(*batch, splitting=True).max() <= mean_field_bound(2.25)
         times = (draw(seed + 30, 500, 3).sigmoid() * 3).floor() / 3
-        masked = dense_local_constant(*batch, splitting=True, times=times)
+        masked = measures.dense_local_constant(*batch, splitting=True, times=times)
         assert masked.max() <= 2 * (1 + 4.5) * math.exp(2.25) + 2.25
 
 
 @pytest.mark.parametrize("radius", [3.0, 10.0, 100.0, 1000.0])
 def test_the_gain_of_splitting_has_no_bound(radius):
     """A = −I, mass 1/R² at R, the rest at 0: own query cancels mixing at 0, and the gain is ~ R."""
-    pair = TwoDirac(1 / radius**2, radius, 1.0, positions=(1.0, 0.0))
+    pair = measures.TwoDirac(1 / radius**2, radius, 1.0, positions=(1.0, 0.0))
     gain = (pair.own_query.max() / pair.constant).item()
     assert gain == pytest.approx(radius * (1 - radius**-2) ** 1.5, rel=2e-3)
-    assert splitting_gain(pair.measure(), -ONE, ONE) == pytest.approx(gain, rel=1e-9)
+    assert measures.splitting_gain(pair.measure(), -ONE, ONE) == pytest.approx(gain, rel=1e-9)
