@@ -1,7 +1,7 @@
 """Rigorous enclosures of largest values: interval arithmetic in place of a grid.
 
 Values on an interval are enclosed as they stand, by the mean value theorem, and by an end of the
-interval where the derivative has a sign. What may hold the largest value is halved until it is known.
+interval where the derivative has a sign. What may hold the largest value is halved.
 """
 
 import heapq

@@ -87,7 +87,7 @@ def test_restarts_only_help_and_are_reproducible():
 
 
 def test_ascent_on_the_ellipsoids_of_normalisations():
-    """After a LayerNorm tokens stay centred; an RMSNorm lets them leave, and with it reaches more."""
+    """After a LayerNorm tokens stay centred; an RMSNorm lets them leave, and reaches more."""
     gain, bias = tensor(1.0, 2.0, 0.5, -1.0), 0.1 * draw(0, 4)
     f = Attention.from_matrices(draw(1, 4, 4) / 4, draw(2, 4, 4))
     y = draw(4, 2, 5, 4)

@@ -1,4 +1,4 @@
-"""The truth that bounds are held against: dense Jacobians by reverse mode, ascent on their norms."""
+"""The truth that bounds are held against: dense Jacobians by reverse mode, ascent."""
 
 from __future__ import annotations
 

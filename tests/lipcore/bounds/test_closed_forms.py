@@ -1,4 +1,4 @@
-"""What every closed form must do: agree with its formula, stay a number far out, refuse bad sizes."""
+"""What every closed form must do: agree with its formula, stay a number far out, grow."""
 
 import itertools
 import math
@@ -118,7 +118,7 @@ def test_formula(name):
 
 
 def test_rates_of_a_matrix_by_hand():
-    """A = diag(1/2, −1/5) has the gap 2/5; more dimensions count cubes, from five on Voronoi cells."""
+    """A = diag(1/2, −1/5) has the gap 2/5; from five dimensions on Voronoi cells are counted."""
     A = torch.diag(torch.tensor([0.5, -0.2], dtype=torch.float64))
     for radius in (0.5, 3.0, 40.0):
         a, gap = 0.5 * radius**2, 0.4 * radius**2
@@ -172,8 +172,8 @@ def test_monotone(name):
     "chain",
     [("sharp, every n", "unified, every n", "paper, every n"), ("sharp", "unified", "general"),
      ("sharp", "torn"), ("sharp", "sharp, every n"), ("masked", "general"),
-     ("rate of I", "rate of −I", "unified"), ("rate of I", "rate of I, every n", "unified, every n"),
-     ("masked", "masked rate of −I, every n"),
+     ("rate of I", "rate of −I", "unified"), ("masked", "masked rate of −I, every n"),
+     ("rate of I", "rate of I, every n", "unified, every n"),
      ("masked rate of I, every n", "masked rate of −I, every n")],
 )  # fmt: skip
 def test_order(chain):

@@ -1,7 +1,7 @@
 """Constants that rest on a numerical maximum or a root, enclosed by interval arithmetic.
 
 What float64 finds must lie in the enclosure, or, if it is an upper bound, above and close to it.
-An unbounded range of a is mapped to [0, 1) by x = a/(1+a), or cut where a monotone bound takes over.
+An unbounded range of a is mapped to [0, 1) by a/(1+a), or cut where a monotone bound takes over.
 """
 
 import itertools
@@ -41,7 +41,7 @@ def digits():
 
 
 def just_above(log_value, enclosure, slack):
-    """Whether a float is an upper bound of the logarithm that is enclosed, by no more than slack."""
+    """Whether a float is above the logarithm that is enclosed, by no more than slack."""
     excess = arb(log_value) - enclosure
     return excess > 0 and excess < slack
 
@@ -101,7 +101,7 @@ def test_row_moment(a, q):
 
 
 def log_moment_bound(start, slope, p, w):
-    """log of (2/(2−p))^{1/p} times the moment of q = p/(p−1) at one weight: less than the maximum."""
+    """log of (2/(2−p))^{1/p} times the moment of q = p/(p−1) at one weight."""
     q = p / (p - 1)
     rare, common = start + 2 * slope * (1 - w), abs(start - 2 * slope * w)
     rest = (1 - w) / w * (q * (common / rare).log()).exp()
@@ -109,7 +109,7 @@ def log_moment_bound(start, slope, p, w):
 
 
 def least_moment_bound(start, slope):
-    """Enclose the least over 1 ≤ p < 2 of log of (2/(2−p))^{1/p} M_q, M_q the largest over weights."""
+    """Enclose the least over 1 ≤ p < 2 of log (2/(2−p))^{1/p} M_q, M_q the largest over weights."""
     # between 1.05 and 1.9 each weight gives a lower bound: on short intervals the one that floats
     # find best in the middle
     weights = torch.linspace(1e-3, 0.999, 2000, dtype=F64)
@@ -202,9 +202,10 @@ def hypotenuse(one, a):
 
 def test_measures_and_every_value_matrix():
     """The three lower bounds of the proof of thm-every-rate are together at least U/161."""
-    # over e^{g*/2} they are 1/4, αν and β√(1−ν²) − γν (for ν ≤ 1/2), with α = √3a/128, γ = 9a/64 and
-    # β = √3/4·(1 + 3a/16); the second rises with ν and the third falls: at least α·min(ν*, 1/2) with
-    # ν* where they meet. U/e^{g*/2} is at most √(1+a²) + ae^{−a/8}, which falls from a = 8 on
+    # over e^{g*/2} they are 1/4, αν and β√(1−ν²) − γν (for ν ≤ 1/2, where it grows with g* ≥ a/4),
+    # with α = √3a/128, γ = 9a/64 and β = √3/4·(1 + 3a/16); the second rises with ν and the third
+    # falls: at least α·min(ν*, 1/2) with ν* where they meet. U/e^{g*/2} is at most
+    # √(1+a²) + ae^{−a/8}, whose last term falls from a = 8 on
     cut = 39.5
     short = largest(lambda a: 4 * (hypotenuse(1, a) + a * (-a / 8).exp()), 0.0, cut + 0.1, 1e-6)
     rest = arb(cut) * (-arb(cut) / 8).exp()  # the most that ae^{−a/8} is beyond the cut
@@ -223,7 +224,7 @@ def test_measures_and_every_value_matrix():
 
 
 def test_many_tokens_and_the_identity():
-    """The steps of the proof of thm-every-rate for n tokens, each at most 90 (or 15) as said there."""
+    """The steps of the proof of thm-every-rate for n tokens, at most 90 (or 15) as said there."""
     root_e = arb("1.23")  # √(3/2)
     assert root_e**2 > 1.5
 
@@ -248,7 +249,7 @@ def test_many_tokens_and_the_identity():
 
 
 def bound_over_two_diracs(a, theta):
-    """The mean-field bound over the constant of Diracs at ∓1 whose masses have the ratio θe^{2a}."""
+    """The mean-field bound over the constant of Diracs at ∓1, masses in the ratio θe^{2a}."""
     grown = a.exp()
     light, heavy = 1 / (1 + 1 / (theta * grown**4)), 1 / (1 + theta)  # weights on the other
     own_light = (1 - light) * (1 - 6 * a * light)
@@ -262,7 +263,7 @@ def bound_over_two_diracs(a, theta):
 
 
 def test_mean_field_bound_over_two_diracs():
-    """Less than 1.86 times what two points reach, whatever a is; at a = 0.367 more than 1.85 times."""
+    """Less than 1.86 times what two points reach for every a; more than 1.85 at a = 0.367."""
     log_theta = torch.linspace(-3, 14, 1701, dtype=F64)
 
     def best_of(a):
@@ -341,7 +342,7 @@ def exact(tensor):
 
 @pytest.mark.parametrize("kind", ["any", "symmetric", "antisymmetric", "rank one", "identity"])
 def test_score_gap(kind):
-    """Between the lead at u and the dual at μ = ‖Au‖/2, which a positive definite matrix certifies."""
+    """Between the lead at u and the dual at ‖Au‖/2, certified by a positive definite matrix."""
     A = KINDS[kind](draw(3, 4, 4))
     gap, u = bounds.score_gap(A)
     A_, u_ = exact(A), exact(u[:, None])
@@ -361,7 +362,7 @@ def test_score_gap(kind):
 
 
 def test_largest_affine_norm():
-    """Between the value at a point of the sphere and the dual at its multiplier, for a diagonal M."""
+    """Between the value at a point of the sphere and the dual at its multiplier."""
     for values, e, radius in (
         ((2.0, 1.0, 0.5), (0.3, -1.0, 2.0), 1.5),
         ((1.0, 0.1), (1e-3, 5.0), 3.0),

@@ -16,7 +16,7 @@ ROUNDING = 1 + 1e-9
 
 
 def terms_by_loops(layer, X, head, value):
-    """Mixing, own query and others' keys of one head, from P, C_i and y_i = Ax_i + c of each token."""
+    """Mixing, own query and others' keys of one head, from P, C_i and y_i of each token."""
     n, k = len(X), layer.query.shape[1]
     P = layer.weights(X)[head]
     Q, K = layer.query[head], layer.key[head]

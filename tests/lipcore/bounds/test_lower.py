@@ -1,4 +1,4 @@
-"""Lower bounds: below the truth at the inputs that they describe, close to it, and right far out."""
+"""Lower bounds: below the truth at the inputs that they describe, close to it, right far out."""
 
 import itertools
 import math

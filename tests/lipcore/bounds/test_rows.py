@@ -37,7 +37,7 @@ def scores_seen(n):
 
 @pytest.mark.parametrize("n", [2, 3, 5, 20, 300])
 def test_what_a_row_sees_of_its_scores(n):
-    """Reached by two tokens, and by a factor √2 at most not by many: M_n itself is reached there."""
+    """Reached by two tokens; by many up to a factor √2, as M_n itself is reached."""
     along = math.expm1(ball.log_seen(n, -math.inf) - math.log(n) / 2)
     p = torch.linspace(1e-6, 1 - 1e-6, 1_000_001, dtype=F64)
     M = (p * (1 - p) * (p.logit() + math.log(n - 1))).max().item()
@@ -64,7 +64,7 @@ def test_columns_of_scores_within_2a(a, n):
 
 @pytest.mark.parametrize("kind", ["any", "symmetric", "antisymmetric", "rank one", "zero"])
 def test_cells(kind):
-    """No column sum of random inputs is above the best count, which is never above the theorem's."""
+    """No column sum of random inputs is above the best count, nor this above the theorem's."""
     for seed, radius in enumerate((0.3, 1.0, 3.0)):
         A = KINDS[kind](draw(seed, 3, 3))
         log_a, cells = causal.log_cells(A, radius)
@@ -95,7 +95,7 @@ def test_least_cells_by_hand(rank):
 
 @pytest.mark.parametrize("axes", [(3.0, 3.0), (3.0, 0.5), (4.0, 0.01), (2.0, 1.0, 0.3)])
 def test_voronoi_cells_are_enough(axes):
-    """No set of points in the ellipsoid further apart than t/2 has more points than cells counted."""
+    """No points in the ellipsoid further apart than t/2 are more than the cells counted."""
     axes = torch.tensor(axes, dtype=F64)
     x = draw(2, 8000, len(axes))
     chance = torch.rand(len(x), 1, generator=torch.Generator().manual_seed(2), dtype=F64)

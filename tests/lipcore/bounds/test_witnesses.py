@@ -25,7 +25,7 @@ def is_equal(found, expected):
 @pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])
 @pytest.mark.parametrize("n", [2, 7])
 def test_bounds_hold(truth, n, masked):
-    """Random inputs of the ball and its sphere, the worst cases, and what ascent finds from these."""
+    """Random inputs of the ball and its sphere, a worst case, and what ascent finds from them."""
     radius, V = 1.1, tensor([1.0, 0.3], [0.0, 0.8])
     inside = truth.to_ball(radius * draw(0, n, 2), radius)
     apart = torch.zeros(n, 2, dtype=F64)
@@ -71,7 +71,7 @@ def test_unified_bounds_are_sharp(truth, a):
      (14.0, 1.478, 1.000005, 1e-5)],
 )  # fmt: skip
 def test_two_diracs_nearly_reach_the_bounds(truth, a, plain, sharp, tolerance):
-    """p δ_{−1} + (1−p) δ_1 for A = −a: the plain bound tends to 8/3√3 times, the sharp one to it."""
+    """p δ_{−1} + (1−p) δ_1 for A = −a: the sharp bound tends to what they reach."""
     odds = torch.linspace(min(a, 2 * a - 4), 2 * a + 5, 1001, dtype=F64)  # log (1−p)/p
     masses = torch.nn.functional.logsigmoid(torch.stack([-odds, odds], dim=-1))
     X = tensor([-1.0], [1.0]).expand(len(odds), 2, 1)

@@ -157,7 +157,7 @@ def test_finite_differences_in_wasserstein_space_attain_both_constants(seed):
 
 
 def test_the_splitting_example():
-    """Random splittings into copies of random mass, each moved at random, stay below its constant."""
+    """Random splittings into copies of random mass, moved at random, stay below it."""
     plain = local_constant(EXAMPLE, EXAMPLE_A, ONE)
     split = local_constant(EXAMPLE, EXAMPLE_A, ONE, splitting=True)
     assert (plain, split) == pytest.approx((0.30220, 0.99514), abs=1e-5)
