@@ -52,9 +52,6 @@ def test_inputs_of_the_score_gap_have_its_lead(d):
     assert X[0].norm().item() == pytest.approx(1.5)
     gap = (A @ X[1] @ (X[0] - X[1])).item()
     assert gap == pytest.approx(1.5**2 * bounds.score_gap(A)[0], rel=1e-9)
-
-
-def test_where_there_is_no_real_eigenvalue_or_no_score():
     assert torch.equal(eigenvector_inputs(TURN, 3, 2.0), torch.zeros(3, 2, dtype=F64))
     assert score_gap_inputs(0 * EYE, 3, 2.0).isfinite().all()
 

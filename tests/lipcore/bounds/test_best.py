@@ -64,7 +64,7 @@ def test_never_above_another_bound(kind, seed, d, radius, n, causal):
 
 
 @pytest.mark.parametrize("n", [None, 6])
-@pytest.mark.parametrize("radius", [1e-3, 0.5, 1.0, 30.0])
+@pytest.mark.parametrize("radius", [0.5, 30.0])
 def test_never_above_another_bound_of_a_layer(case, radius, n):
     """Each bound of a head, with its reach in place of a, joined in plain numbers as heads are."""
     f = case.members[0].attention

@@ -10,8 +10,6 @@ from draws import EYE, F64, KINDS, ONE, draw, norm, tensor
 from lipcore import Attention, bounds
 from lipcore.bounds import best_upper, construction_inputs
 
-SHEAR = tensor([1.0, 5.0], [0.0, 1.0])
-
 
 def is_above(found, truth):
     """An upper bound may not be below; both are logarithms or both are numbers."""
@@ -225,6 +223,7 @@ def test_what_V_sees_across():
         is_equal(best_upper(A=A, V=V, n=n, radius=1.0), expected)
 
 
+SHEAR = tensor([1.0, 5.0], [0.0, 1.0])
 STRETCHED = 8 * SHEAR / norm(SHEAR)
 OBLIQUE = tensor([1.0, 0.4], [0.0, 0.7])
 

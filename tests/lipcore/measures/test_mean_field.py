@@ -101,12 +101,6 @@ def test_a_massless_token_has_an_image_where_gamma_is_defined():
     assert len(masked_mean_field_attention(early.support(), A, V).points) == 2
 
 
-MU, TIMED = measure(0, 3, 2), timed(0, 3, 2)
-
-
-SINGLE = TimedMeasure(tensor(0.5), tensor([0.0, 0.0]))
-
-
 def test_weights_are_uniform_by_default_and_may_be_rounded():
     assert torch.equal(DiscreteMeasure(draw(0, 4, 2)).weights, torch.full((4,), 0.25, dtype=F64))
     DiscreteMeasure(draw(0, 10, 1), torch.full((10,), 0.1, dtype=F64) + 5e-11)

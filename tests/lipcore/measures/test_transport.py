@@ -153,6 +153,3 @@ def test_it_is_never_below_transport_in_time_and_space(p):
         joint = [torch.cat([one.times[:, None], one.points], 1) for one in (mu, nu)]
         flat = [DiscreteMeasure(points, mu.weights) for points in joint]
         assert wasserstein(*flat, p) <= conditional_wasserstein(mu, nu, p) * (1 + 1e-9)
-
-
-MU, TIMED = measure(0, 2, 1), timed(0, 2, 1)
