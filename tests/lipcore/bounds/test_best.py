@@ -42,7 +42,7 @@ LENGTHS = st.one_of(st.none(), st.integers(1, 60), st.integers(1, 10**12))
 
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(
-    kind=st.sampled_from(KINDS),
+    kind=st.sampled_from([*KINDS]),
     seed=st.integers(0, 10**6),
     d=st.integers(1, 5),
     radius=st.one_of(st.just(0.0), st.floats(-10, 10).map(lambda x: 10**x), st.just(1e150)),
