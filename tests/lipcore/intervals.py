@@ -1,9 +1,7 @@
 """Rigorous enclosures of largest values: interval arithmetic in place of a grid.
 
-A function is written once, with the operations that balls (``arb``) and power series of balls
-(``arb_series``) share. On an interval its values are enclosed three times, and the least wins: by
-interval arithmetic as it stands, by the mean value theorem, and by an end of the interval where the
-derivative has a sign. Intervals that may hold the largest value are halved until it is known.
+Values on an interval are enclosed as they stand, by the mean value theorem, and by an end of the
+interval where the derivative has a sign. What may hold the largest value is halved.
 """
 
 import heapq

@@ -1,8 +1,7 @@
 """Constants that rest on a numerical maximum or a root, enclosed by interval arithmetic.
 
-What the package works out in float64 must lie in an enclosure that no rounding can leave, or, where
-it is an upper bound, above the enclosure and close to it. An unbounded range of a is mapped to
-[0, 1) by x = a/(1+a), or cut where a monotone bound takes over; the tests say which.
+What float64 finds must lie in the enclosure, or, if it is an upper bound, above and close to it.
+An unbounded range of a is mapped to [0, 1) by a/(1+a), or cut where a monotone bound takes over.
 """
 
 import itertools
@@ -14,6 +13,7 @@ import pytest
 import torch
 from flint import arb, arb_mat, ctx
 
+from draws import F64, KINDS, draw
 from intervals import above, largest, power, root, smallest
 from lab.l2 import distance_spread
 from lipcore import bounds
@@ -21,21 +21,14 @@ from lipcore.bounds.causal import log_moments, row_moment
 from lipcore.bounds.normalised import largest_affine_norm
 from lipcore.measures import TwoDirac
 
-F64 = torch.float64
 NOTEBOOKS = Path(__file__).parents[3] / "notebooks"
 
-#: Claims that must have the status "enclosed" on their pages, and no others.
-ENCLOSED: set[str] = set()
-
-
-def encloses(*keys):
-    """Say that a test encloses what claims rest on."""
-
-    def mark(test):
-        ENCLOSED.update(keys)
-        return test
-
-    return mark
+#: Claims that the tests below enclose: these have the status "enclosed" on their pages, no others.
+ENCLOSED = {
+    "one-row", "masked-upper-moments", "order-of-the-constant", "large-radius-peak", "rival-kim",
+    "zoo-l2-log", "zoo-l2-fourth-derivative", "zoo-l2-constant", "score-gap-formula",
+    "normalised-score-spread",
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -48,15 +41,11 @@ def digits():
 
 
 def just_above(log_value, enclosure, slack):
-    """Whether a float is an upper bound of the logarithm that is enclosed, by no more than slack."""
+    """Whether a float is above the logarithm that is enclosed, by no more than slack."""
     excess = arb(log_value) - enclosure
     return excess > 0 and excess < slack
 
 
-# --- rows and moments ----------------------------------------------------------------------------
-
-
-@encloses("one-row")
 @pytest.mark.parametrize("a", [0.0, 1e-3, 0.3, 1.0, 3.0, 10.0, 50.0, 1e3, 1e8])
 def test_two_dirac_peak(a):
     """F(a) is the largest value on all of [0, 1], not only where it is looked for."""
@@ -71,13 +60,15 @@ def test_two_dirac_peak(a):
     assert just_above(bounds.two_dirac_peak(a, log=True), peak, 1e-13 + 1e-15 * math.log1p(a))
 
 
-def test_two_dirac_peak_far_out():
-    """F(a)/a² tends to the largest value of 4w(1 − w)³, which is 27/64."""
+def test_limits_far_out():
+    """F(a)/a² tends to 27/64, the square of what leaders reach over a·e^a to 27/16."""
     peak = largest(lambda w: 4 * w * (1 - w) ** 3, 0.0, 1.0, 1e-20)
     assert peak.contains(arb(27) / 64)
-    assert bounds.two_dirac_peak(1e12, log=True) - 2 * math.log(1e12) == pytest.approx(
-        float(peak.log().mid()), abs=1e-11
-    )
+    found = bounds.two_dirac_peak(1e12, log=True) - 2 * math.log(1e12)
+    assert found == pytest.approx(float(peak.log().mid()), abs=1e-11)
+    # 64/(3√3) is the limit of U over two Diracs with the best ratio of masses, at g* = a/4
+    assert (8 / peak.sqrt()).overlaps(64 / (3 * arb(3).sqrt()))
+    assert largest(of_leaders(0, 1), 0.0, 1.0, 1e-20).contains(arb(27) / 16)
 
 
 @pytest.mark.parametrize("a", [0.2, 0.5, 0.51, 1.0, 4.0, 100.0])
@@ -110,7 +101,7 @@ def test_row_moment(a, q):
 
 
 def log_moment_bound(start, slope, p, w):
-    """log of (2/(2−p))^{1/p} times the moment of q = p/(p−1) at one weight: less than the maximum."""
+    """log of (2/(2−p))^{1/p} times the moment of q = p/(p−1) at one weight."""
     q = p / (p - 1)
     rare, common = start + 2 * slope * (1 - w), abs(start - 2 * slope * w)
     rest = (1 - w) / w * (q * (common / rare).log()).exp()
@@ -118,12 +109,9 @@ def log_moment_bound(start, slope, p, w):
 
 
 def least_moment_bound(start, slope):
-    """Enclose the least over 1 ≤ p < 2 of log of (2/(2−p))^{1/p} M_q, M_q the largest over weights.
-
-    Near p = 1 the first token alone gives M_q ≥ w^{1/q}(start + 2·slope·(1 − w)) with w = 1/q; near
-    p = 2 the factor is large, and M_q ≥ M_2 = (start² + slope²)^{1/2}. Between them each weight gives
-    a lower bound: on short intervals the one that floats find best in the middle.
-    """
+    """Enclose the least over 1 ≤ p < 2 of log (2/(2−p))^{1/p} M_q, M_q the largest over weights."""
+    # between 1.05 and 1.9 each weight gives a lower bound: on short intervals the one that floats
+    # find best in the middle
     weights = torch.linspace(1e-3, 0.999, 2000, dtype=F64)
     rare = (float(start) + 2 * float(slope) * (1 - weights)).log()
     common = (float(start) - 2 * float(slope) * weights).abs().log()
@@ -139,6 +127,7 @@ def least_moment_bound(start, slope):
         w = arb(best((first + last) / 2)[1])
         here = smallest(lambda p, w=w: log_moment_bound(start, slope, p, w), first, last, 1e-6)
         low = low.min(here.lower())
+    # near p = 1 the first token alone, of weight 1/q; near p = 2, M_q ≥ M_2 and a large factor
     first, last = arb(ends[0]), arb(ends[-1])
     q = first / (first - 1)
     near_one = arb(2).log() / first - q.log() / q + (start + 2 * slope * (1 - 1 / q)).log()
@@ -150,7 +139,6 @@ def least_moment_bound(start, slope):
     return low.union(((2 / (2 - p)).log() / p + peak.log() / q).upper())
 
 
-@encloses("masked-upper-moments")
 @pytest.mark.parametrize("a", [1.0, 2.0, 10.0])
 def test_moment_bound_is_the_least_over_p(a):
     """In units of a: what the package finds lies within 1e-4 of the least over p."""
@@ -164,9 +152,6 @@ def test_masked_bound_far_out():
     least = least_moment_bound(arb(0), arb(1)).exp()
     assert least > 2.4279 and least < 2.4282
     assert least / (3 * arb(3).sqrt() / 4) > 1.869 and least / (3 * arb(3).sqrt() / 4) < 1.8693
-
-
-# --- leaders under a causal mask ------------------------------------------------------------------
 
 
 def of_leaders(start, slope):
@@ -183,15 +168,10 @@ def test_density_of_leaders(a):
     assert peak.overlaps(value) and (peak - value).abs_upper() < 1e-14
 
 
-def test_density_of_leaders_far_out():
-    peak = largest(of_leaders(0, 1), 0.0, 1.0, 1e-20)
-    assert peak.contains(arb(27) / 16)  # the square of 3√3/4
-
-
 def test_masked_bound_is_less_than_twice_what_leaders_reach():
-    """For every a ≥ 1. In units of a·e^a both sides rise with t = 1/a: M_q because it is convex in t
-    and even, as the mirror image of a law is that of another weight. So each short interval of t is
-    decided at its ends."""
+    """For every a ≥ 1."""
+    # in units of a·e^a both sides rise with t = 1/a, M_q because it is convex in t and even: each
+    # short interval of t is decided at its ends
     p = arb("1.39")
     q = p / (p - 1)
     factor = ((2 / (2 - p)).log() / p).exp()
@@ -211,9 +191,6 @@ def test_masked_bound_is_less_than_twice_what_leaders_reach():
             step /= 2
 
 
-# --- the order of the constant --------------------------------------------------------------------
-
-
 def over_a(function, low, high, width):
     """Enclose the largest value of function(1 − x, x), of degree zero, over a = x/(1−x)."""
     return largest(lambda x: function(1 - x, x), low, high, width)
@@ -223,16 +200,12 @@ def hypotenuse(one, a):
     return (one**2 + a**2).sqrt()
 
 
-@encloses("order-of-the-constant")
 def test_measures_and_every_value_matrix():
-    """The three lower bounds of the proof of thm-every-rate are together at least U/161.
-
-    Divided by e^{g*/2} they are 1/4, αν and β√(1−ν²) − γν (the last for ν ≤ 1/2, where it grows with
-    g* ≥ a/4), with α = √3a/128, β = √3/4·(1 + 3a/16) and γ = 9a/64. As the second rises with ν and
-    the third falls, the least of their maximum is at least α·min(ν*, 1/2) with ν* where they meet.
-    U/e^{g*/2} is at most √(1+a²) + ae^{−a/8}, whose last term falls from a = 8 on.
-    """
-
+    """The three lower bounds of the proof of thm-every-rate are together at least U/161."""
+    # over e^{g*/2} they are 1/4, αν and β√(1−ν²) − γν (for ν ≤ 1/2, where it grows with g* ≥ a/4),
+    # with α = √3a/128, γ = 9a/64 and β = √3/4·(1 + 3a/16); the second rises with ν and the third
+    # falls: at least α·min(ν*, 1/2) with ν* where they meet. U/e^{g*/2} is at most
+    # √(1+a²) + ae^{−a/8}, whose last term falls from a = 8 on
     cut = 39.5
     short = largest(lambda a: 4 * (hypotenuse(1, a) + a * (-a / 8).exp()), 0.0, cut + 0.1, 1e-6)
     rest = arb(cut) * (-arb(cut) / 8).exp()  # the most that ae^{−a/8} is beyond the cut
@@ -250,9 +223,8 @@ def test_measures_and_every_value_matrix():
     assert 158 < meets and short.max(meets).max(half) < 161
 
 
-@encloses("order-of-the-constant")
 def test_many_tokens_and_the_identity():
-    """The steps of the proof of thm-every-rate for n tokens, each at most 90 (or 15) as said there."""
+    """The steps of the proof of thm-every-rate for n tokens, at most 90 (or 15) as said there."""
     root_e = arb("1.23")  # √(3/2)
     assert root_e**2 > 1.5
 
@@ -276,14 +248,8 @@ def test_many_tokens_and_the_identity():
     assert copies < 90
 
 
-def test_identity_on_measures():
-    """64/(3√3) is the limit of U over two Diracs with the best ratio of masses, at g* = a/4."""
-    peak = largest(lambda s: s * (1 - s) * (1 - s) ** 2, 0.0, 1.0, 1e-20)  # θ = (1−s)/s
-    assert (4 / peak.sqrt()).overlaps(64 / (3 * arb(3).sqrt()))
-
-
 def bound_over_two_diracs(a, theta):
-    """The mean-field bound over the constant of Diracs at ∓1 whose masses have the ratio θe^{2a}."""
+    """The mean-field bound over the constant of Diracs at ∓1, masses in the ratio θe^{2a}."""
     grown = a.exp()
     light, heavy = 1 / (1 + 1 / (theta * grown**4)), 1 / (1 + theta)  # weights on the other
     own_light = (1 - light) * (1 - 6 * a * light)
@@ -297,11 +263,7 @@ def bound_over_two_diracs(a, theta):
 
 
 def test_mean_field_bound_over_two_diracs():
-    """Less than 1.86 times what two points reach, whatever a is; at a = 0.367 more than 1.85 times.
-
-    For a ≤ 20 on short intervals, with the ratio of masses that floats find best in the middle; for
-    a ≥ 20 the heavy Dirac's row with θ = 3 is enough, as √(1+a²) ≤ a + 1/a.
-    """
+    """Less than 1.86 times what two points reach for every a; more than 1.85 at a = 0.367."""
     log_theta = torch.linspace(-3, 14, 1701, dtype=F64)
 
     def best_of(a):
@@ -310,23 +272,19 @@ def test_mean_field_bound_over_two_diracs():
         return math.exp(log_theta[best].item()), constant[best].item()
 
     a, step = 0.0, 0.02
-    while a < 20:
+    while a < 20:  # short intervals, with the ratio of masses that floats find best in the middle
         theta = arb(best_of(a + step / 2)[0])
         if above(lambda x, t=theta: bound_over_two_diracs(x, t), a, a + step) < 1.86:
             a, step = a + step, 1.3 * step
         else:
             step /= 2
             assert step > 1e-4, f"not decided at a = {a}"
-    far = arb(20)
+    far = arb(20)  # beyond, the heavy Dirac's row with θ = 3 is enough, as √(1+a²) ≤ a + 1/a
     assert (1 + 1 / far**2) / (arb(3).sqrt() / 4 * arb(3) / 2) < 1.6  # falls with a
     bound = bounds.unified_upper(radius=1.0, norm_a=0.367, norm_v=1.0)
     assert bound / best_of(0.367)[1] > 1.85
 
 
-# --- peaks near a tie, roots ----------------------------------------------------------------------
-
-
-@encloses("large-radius-peak")
 def test_peak_near_a_tie():
     """The largest u/(4cosh²(u/2)), which is at most ue^{−u} beyond u = 20, and where it is."""
 
@@ -339,14 +297,12 @@ def test_peak_near_a_tie():
     assert at > 1.543 and at < 1.544 and at.sqrt() > 1.235 and at.sqrt() < 1.245
 
 
-@encloses("rival-kim", "zoo-l2-log", "zoo-l2-fourth-derivative")
 @pytest.mark.parametrize("n", [2, 3, 10, 1000, 10**9, 10**15, 10**200])
 def test_spread_of_squared_distances(n):
     """c e^{c+1} = n − 1 has one root, as the left side rises."""
     root(lambda x: x.log() + x + 1 - arb(n - 1).log(), distance_spread(n), 1e-14)
 
 
-@encloses("zoo-l2-constant")
 def test_half_of_the_column_sums():
     """e^{−t}(1 + 2t) is largest at t = 1/2, below 5/4; beyond t = 40 it is less than e^{−20}."""
     peak = largest(lambda t: (-t).exp() * (1 + 2 * t), 0.0, 40.0, 1e-18)
@@ -363,9 +319,6 @@ def test_where_the_shifted_star_passes_one_torn_token():
 
     end = math.nextafter(math.log(8495), math.inf)
     assert largest(excess, 0.69, end, 1e-6) < 0 < excess(arb(8496).log())
-
-
-# --- maxima over the ball -------------------------------------------------------------------------
 
 
 def positive_definite(matrix):
@@ -387,13 +340,10 @@ def exact(tensor):
     return arb_mat([[arb(x) for x in row] for row in tensor.tolist()])
 
 
-@encloses("score-gap-formula")
-@pytest.mark.parametrize("kind", ["any", "symmetric", "rotation", "rank one", "identity"])
+@pytest.mark.parametrize("kind", ["any", "symmetric", "antisymmetric", "rank one", "identity"])
 def test_score_gap(kind):
-    """Between the lead at u and the dual at μ = ‖Au‖/2, which a positive definite matrix certifies."""
-    M = torch.randn(4, 4, generator=torch.Generator().manual_seed(3), dtype=F64)
-    A = {"any": M, "symmetric": M + M.mT, "rotation": M - M.mT,
-         "rank one": torch.outer(M[0], M[1]), "identity": torch.eye(4, dtype=F64)}[kind]  # fmt: skip
+    """Between the lead at u and the dual at ‖Au‖/2, certified by a positive definite matrix."""
+    A = KINDS[kind](draw(3, 4, 4))
     gap, u = bounds.score_gap(A)
     A_, u_ = exact(A), exact(u[:, None])
     image = A_ * u_
@@ -411,9 +361,8 @@ def test_score_gap(kind):
     assert not positive_definite(rows)
 
 
-@encloses("normalised-score-spread")
 def test_largest_affine_norm():
-    """Between the value at a point of the sphere and the dual at its multiplier, for a diagonal M."""
+    """Between the value at a point of the sphere and the dual at its multiplier."""
     for values, e, radius in (
         ((2.0, 1.0, 0.5), (0.3, -1.0, 2.0), 1.5),
         ((1.0, 0.1), (1e-3, 5.0), 3.0),
@@ -433,9 +382,6 @@ def test_largest_affine_norm():
         primal = sum((m * scale * y + x) ** 2 for (m, x), y in zip(terms, z, strict=True)).sqrt()
         assert dual.sqrt() - primal < 1e-13
         assert primal * (1 - arb("1e-14")) < found < dual.sqrt() * (1 + arb("1e-14"))
-
-
-# --- the pages ------------------------------------------------------------------------------------
 
 
 def test_claims_with_the_status_enclosed_are_those_of_this_file():
