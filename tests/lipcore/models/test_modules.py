@@ -33,9 +33,7 @@ def assert_same(f, module, X, *args, **inputs):
 
 
 @pytest.mark.parametrize("options", (
-    {"batch_first": True},
-    {"batch_first": False},
-    {"batch_first": True, "bias": False},
+    {"batch_first": True}, {"batch_first": False}, {"batch_first": True, "bias": False}
 ), ids=str)  # fmt: skip
 def test_multihead_attention(options):
     module = double(nn.MultiheadAttention(8, 2, **options))
@@ -45,69 +43,44 @@ def test_multihead_attention(options):
     assert_same(f, module, X, X, X)
 
 
-def test_masks_of_multihead_attention():
-    module = double(nn.MultiheadAttention(8, 2, batch_first=True))
-    X = draw(2, 3, 8)
-    masks = {
+MASKS = {
+    "causal and padding": {
         "attn_mask": torch.ones(3, 3, dtype=torch.bool).triu(1),
         "key_padding_mask": torch.tensor([[False] * 3, [False, False, True]]),
-    }
-    f = from_module(module, X, X, X, **masks)
-    assert_same(f, module, X, X, X, **masks)
-    numbers = {"attn_mask": draw(4, 3, 3)}  # one for each sequence and head
-    g = from_module(module, X, X, X, **numbers)
-    assert g.bias.shape == (2, 2, 3, 3)
-    assert_same(g, module, X, X, X, **numbers)
+    },
+    "numbers for each sequence and head": {"attn_mask": draw(4, 3, 3)},
+}
 
 
-@pytest.mark.parametrize("options", ({"add_bias_kv": True}, {"add_zero_attn": True}, {"kdim": 6}))
-def test_multihead_attention_that_is_more_is_refused(options):
-    module = double(nn.MultiheadAttention(8, 2, batch_first=True, **options))
-    with pytest.raises(ValueError, match=r"^module: "):
-        from_module(module)
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_of_multihead_attention(name):
+    module = double(nn.MultiheadAttention(8, 2, batch_first=True))
+    X = draw(2, 3, 8)
+    f = from_module(module, X, X, X, **MASKS[name])
+    assert f.bias is None or f.bias.shape == (2, 2, 3, 3)
+    assert_same(f, module, X, X, X, **MASKS[name])
 
 
-def test_attention_of_an_encoder_layer():
-    layer = double(nn.TransformerEncoderLayer(8, 2, 12, batch_first=True))
-    X = draw(3, 5, 8)
-    assert_same(from_module(layer.self_attn), layer.self_attn, X, X, X)
-
-
-def test_cross_attention_is_refused():
-    layer = double(nn.TransformerDecoderLayer(8, 2, 12, batch_first=True))
-    fn, _X = capture(layer, "multihead_attn", draw(2, 3, 8), draw(2, 3, 8, seed=1))
-    with pytest.raises(ValueError, match="Attention"):
-        read(fn)
-
-
-def test_what_is_no_attention():
-    with pytest.raises(TypeError, match=r"^module: "):
-        from_module(3)
-    with pytest.raises(ValueError, match="attention"):
-        from_module(nn.Linear(2, 2))
-
-
-class Own(nn.Module):
+class OwnAttention(nn.Module):
     """One's own attention, with one fused projection, ordered by head."""
 
-    def __init__(self, heads=2, scale=None, cap=None):
+    def __init__(self, heads=2, scale=None, true_scale=0.5, cap=None, window=None, clip=0.0):
         super().__init__()
         self.num_heads = heads
         self.scale = scale
-        self.cap = cap
+        self.how = (true_scale if scale is None else scale), cap, clip
+        self.window_size = window
         self.to_qkv = nn.Linear(8, 24)
         self.proj = nn.Linear(8, 8)
 
     def forward(self, x):
+        scale, cap, clip = self.how
         q, k, v = self.to_qkv(x).unflatten(-1, (self.num_heads, 3, -1)).movedim(-2, 0)
-        scores = torch.einsum("...ihk,...jhk->...hij", q, k) * (self.scale or 0.5)
-        if self.cap is not None:
-            scores = self.cap * torch.tanh(scores / self.cap)
-        return self.proj(torch.einsum("...hij,...jhk->...ihk", scores.softmax(-1), v).flatten(-2))
-
-
-class OwnAttention(Own):
-    pass
+        scores = torch.einsum("...ihk,...jhk->...hij", q, k) * scale
+        if cap is not None:
+            scores = cap * torch.tanh(scores / cap)
+        mixed = torch.einsum("...hij,...jhk->...ihk", scores.softmax(-1), v).flatten(-2)
+        return self.proj(mixed) + clip * torch.relu(x.abs() - 1)
 
 
 def test_ones_own_attention():
@@ -115,25 +88,35 @@ def test_ones_own_attention():
     assert_same(from_module(module), module, draw(2, 5, 8))
 
 
-@pytest.mark.parametrize("wrong", ({"cap": 1.0}, {"heads": 4, "scale": 0.1234}))
-def test_what_differs_is_seen(wrong):
-    module = double(OwnAttention(**wrong))
-    if "heads" in wrong:
-        module.num_heads = 4
-        module.scale = None  # then it is 0.5, where 4 heads of 2 would have 0.707
-    with pytest.raises(ValueError, match="OwnAttention"):
-        from_module(module)
+def crossed():
+    layer = double(nn.TransformerDecoderLayer(8, 2, 12, batch_first=True))
+    return capture(layer, "multihead_attn", draw(2, 3, 8), draw(2, 3, 8, seed=1))[0]
 
 
-def test_what_differs_only_elsewhere_is_seen():
-    class ClippedAttention(OwnAttention):
-        def forward(self, x):
-            return super().forward(x) + 100 * torch.relu(x.abs() - 1)
+def multihead(**options):
+    return double(nn.MultiheadAttention(8, 2, batch_first=True, **options))
 
-    module = double(ClippedAttention())
-    X = draw(2, 5, 8).sign()  # there it clips nothing
-    with pytest.raises(ValueError, match="ClippedAttention"):
-        from_module(module, X)
+
+SIGNS = draw(2, 5, 8).sign()  # at which nothing is clipped
+REFUSED = {
+    "keys of a bias": lambda: from_module(multihead(add_bias_kv=True)),
+    "a key of zeros": lambda: from_module(multihead(add_zero_attn=True)),
+    "keys of another width": lambda: from_module(multihead(kdim=6)),
+    "cross-attention": lambda: read(crossed()),
+    "no module": lambda: from_module(3),
+    "no attention": lambda: from_module(nn.Linear(2, 2)),
+    "capped scores": lambda: from_module(double(OwnAttention(cap=1.0))),
+    "scale that nothing tells": lambda: from_module(double(OwnAttention(heads=4))),
+    "differs only elsewhere": lambda: from_module(double(OwnAttention(clip=100.0)), SIGNS),
+    "window of its own": lambda: from_module(double(OwnAttention(window=4))),
+    "window that nobody makes": lambda: from_module(with_config(double(OwnAttention()))),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_read_is_refused(name):
+    with pytest.raises((ValueError, TypeError), match=r"^module: "):
+        REFUSED[name]()
 
 
 transformers = pytest.importorskip("transformers", reason="needs lipcore[models]")
@@ -152,34 +135,35 @@ UNREAD = dict.fromkeys(RUNS, 0) | {
 }  # fmt: skip
 
 
+#: What a module alone does not know: whether it is causal, its positions, or what it attends to.
+UNKNOWN = UNREAD | {"clip": 2, "mpt": 2, "falcon": 2}
+
+
+def assert_reads(f, fn):
+    """The layer agrees with the running module, at the tokens of the run and elsewhere."""
+    for X in (fn.X, fn.X + 0.5 * draw(*fn.X.shape).to(fn.X)):
+        expected = fn(X).detach()
+        scale = expected.abs().amax().item()
+        torch.testing.assert_close(f(X), expected, rtol=0, atol=1e-5 * scale)
+
+
 @pytest.mark.parametrize("family", RUNS)
 def test_families(family):
-    """What is read agrees; in single precision too, where the loader's tolerance is 1e-5."""
+    """What is read agrees; in single precision too, where the tolerance is 1e-5."""
     for kernel in ("eager",) if family in EAGER_ONLY else ("eager", "sdpa"):
         model = tiny_model(family, kernel).float()
-        inputs = {
-            k: v.float() if v.is_floating_point() else v for k, v in inputs_of(family).items()
-        }
-        calls = record(model, attention_modules(model), **inputs)
+        inputs = inputs_of(family)
+        inputs = {k: v.float() if v.is_floating_point() else v for k, v in inputs.items()}
         unread = 0
-        for call in calls:
+        for call in record(model, attention_modules(model), **inputs):
             fn = captured(call)
             try:
                 f = read(fn)
             except ValueError:
                 unread += 1
                 continue
-            moved = fn.X + 0.5 * draw(*fn.X.shape).float()
-            scale = fn(moved).detach().abs().amax().item()
-            torch.testing.assert_close(f(moved), fn(moved).detach(), rtol=0, atol=1e-5 * scale)
+            assert_reads(f, fn)
         assert unread == UNREAD[family]
-
-
-#: What a module alone does not know: whether it is causal, its positions, or what it attends to.
-UNKNOWN = dict.fromkeys(RUNS, 0) | {
-    "albert": 2, "deberta-v2": 2, "swin": 3, "t5": 3, "bart": 1, "gpt-neo": 1, "bloom": 2,
-    "clip": 2, "mpt": 2, "falcon": 2,
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("family", RUNS)
@@ -195,8 +179,7 @@ def test_modules_alone(family):
             unknown += 1
             continue
         assert f.mask is None
-        fn = captured(call)
-        torch.testing.assert_close(f(fn.X), fn(fn.X).detach(), rtol=1e-5, atol=1e-5)
+        assert_reads(f, captured(call))
     assert unknown == UNKNOWN[family]
 
 
@@ -242,20 +225,12 @@ def test_windows_of_modules_alone(family):
     found = [from_module(call.module) for call in calls]
     assert [f.window for f in found] == windows
     for f, call in zip(found, calls, strict=True):
-        fn = captured(call)
-        torch.testing.assert_close(f(fn.X), fn(fn.X).detach(), rtol=1e-5, atol=1e-5)
+        assert_reads(f, captured(call))
 
 
-def test_a_window_that_nobody_makes_is_refused():
-    class WindowedAttention(OwnAttention):
-        config = transformers.MistralConfig(**SMALL, sliding_window=3)
-
-    with pytest.raises(ValueError, match="window"):
-        from_module(double(WindowedAttention()))
-    module = double(OwnAttention())
-    module.window_size = 4
-    with pytest.raises(ValueError, match="window_size"):
-        from_module(module)
+def with_config(module):
+    module.config = transformers.MistralConfig(**SMALL, sliding_window=3)
+    return module
 
 
 def test_gates_of_qwen3_next():
@@ -269,9 +244,8 @@ def test_gates_of_qwen3_next():
         fn = captured(call)
         f = from_module(call.module)
         assert f.gate.shape == (2, 4, 8) and f.causal
-        moved = 2 * fn.X
-        torch.testing.assert_close(f(moved), fn(moved).detach(), rtol=1e-5, atol=1e-5)
-        values = [local_lipschitz(map, fn.X, tol=1e-10).value for map in (f, fn)]
+        assert_reads(f, fn)
+        values = [local_lipschitz(map_, fn.X, tol=1e-10).value for map_ in (f, fn)]
         torch.testing.assert_close(*values, rtol=1e-5, atol=0)
 
 
