@@ -217,6 +217,7 @@ def check_fits(layer, X: Tensor, memory: Tensor | None = None) -> None:
             continue
         for who, size, n in zip(names, table.shape[-2:], sizes, strict=True):
             require(size in (1, n), who, f"{size} tokens as {name} has", n)
+        # dimensions in front are compared from the last on, as broadcasting does
         lead = zip(table.shape[:-2][::-1], shape[-3::-1], strict=False)
         fits = table.ndim <= len(shape) and all(size in (1, n) for size, n in lead)
         got = f"{tuple(X.shape)} beside a {name} of shape {tuple(table.shape)}"

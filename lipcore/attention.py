@@ -344,6 +344,8 @@ class Attention(AttentionMap):
     def cross(self, *, memory=None, queries=None) -> CrossAttention:
         """Return cross-attention as a map of the queries' tokens or of the memory, the other fixed.
 
+        Exactly one is given, and the layer has neither ``causal`` nor ``window``, but for a mask.
+
         Parameters
         ----------
         memory, queries : Tensor, shape (…, n, d)

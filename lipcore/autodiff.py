@@ -98,9 +98,9 @@ class AutogradJacobian(LinearOperator):
         """Return J[H], by reverse mode applied twice, or by forward mode where that fails."""
         self._check("H", H, self.input_shape)
         with guard.isolated(H.device), _in_one_line(_no_rule):
-            if not self._output.requires_grad:
+            if not self._output.requires_grad:  # a constant map
                 return torch.zeros_like(self.value)
-            if self._once:
+            if self._once:  # reverse mode failed before, as where a kernel has no second derivative
                 return self._pushed_forward(H)
             try:
                 G, pulled = self._transposed or self._transpose(

@@ -257,17 +257,17 @@ def _differences_agree(J, H: Tensor, JH: Tensor, batch: int) -> bool:
     Long steps see curvature and kinks; short ones are lost in rounding, which is that of float32
     where a map upcasts its softmax. How much is lost shows in the change to the next shorter step.
     """
-    found = []
+    differences = []
     for length in STEPS:
         forth, back = (J.evaluate(J.X + sign * length * H) for sign in (1, -1))
-        found.append((forth - back) / (2 * length))
+        differences.append((forth - back) / (2 * length))
     compared = [
-        _compared(J.value, JH, fd, step, batch) for fd, step in zip(found, STEPS, strict=True)
+        _compared(J.value, JH, fd, step, batch) for fd, step in zip(differences, STEPS, strict=True)
     ]
     wrong, size, rounding = compared[0]
     unseen = torch.maximum(wrong, size) <= rounding  # too little to be seen at any length
     errors = torch.stack([wrong / size.clamp(min=1e-300) for wrong, size, _ in compared[:-1]])
-    changes = (_norm(_flat(x - y, batch)) for x, y in itertools.pairwise(found))
+    changes = (_norm(_flat(x - y, batch)) for x, y in itertools.pairwise(differences))
     changes = torch.stack([change / size.clamp(min=1e-300) for change in changes])
     error, best = errors.min(0)
     trusted = 3 * changes.gather(0, best[None])[0]

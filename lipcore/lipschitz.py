@@ -167,6 +167,13 @@ def local_lipschitz(
     LocalLipschitz
         One entry for each member of the batch, of shape X.shape[:-event_dims].
 
+    Raises
+    ------
+    ValueError, TypeError
+        If an argument does not fit, or the map is refused (:mod:`lipcore.guard` says for what).
+    NotImplementedError
+        If PyTorch has no derivative of an operation in the map.
+
     Examples
     --------
     >>> import torch
@@ -190,16 +197,16 @@ def local_lipschitz(
     if not by_autodiff and f.is_narrow:  # it is measured in its own few dimensions
         with torch.no_grad():
             small, Z, U = f.compressed()
-            found = local_lipschitz(small, X @ Z, norm=norm, tokens=tokens, **options)
-            vectors = {"left": found.left @ U.mT, "right": found.right @ Z.mT}
-        return replace(found, **vectors, **known)
+            result = local_lipschitz(small, X @ Z, norm=norm, tokens=tokens, **options)
+            vectors = {"left": result.left @ U.mT, "right": result.right @ Z.mT}
+        return replace(result, **vectors, **known)
     if not by_autodiff:
         J = f.jacobian(X)
     if differentiable:
-        found = _with_gradient(J, Y, check_norm(norm), tokens, **options)
+        result = _with_gradient(J, Y, check_norm(norm), tokens, **options)
     else:
-        found = _of_outputs(J, check_norm(norm), tokens, **options)
-    return LocalLipschitz(**vars(found), **known, checked=getattr(J, "checked", True))
+        result = _of_outputs(J, check_norm(norm), tokens, **options)
+    return LocalLipschitz(**vars(result), **known, checked=getattr(J, "checked", True))
 
 
 def _unrelated(generator, X: Tensor, event_dims: int):
@@ -270,8 +277,9 @@ def _of_outputs(J, norm, tokens, probability=0.999, **options) -> SpectralNorm:
         each = 1 - (1 - check_number("probability", probability, **limits)) / len(places)
     options["probability"] = each
     rows = (spectral_norm(select_outputs(J, place), **options) for place in places)
-    found = functools.reduce(_larger, rows)
-    return replace(found, probability=probability) if found.probability == each else found
+    largest = functools.reduce(_larger, rows)
+    certified = largest.probability == each
+    return replace(largest, probability=probability) if certified else largest
 
 
 def _larger(a: SpectralNorm, b: SpectralNorm) -> SpectralNorm:
@@ -301,12 +309,12 @@ def _with_gradient(J, X, norm, tokens, tol=1e-4, **options) -> SpectralNorm:
     fn, J = J.fn, select_outputs(J, tokens)
     rounding = 16 * torch.finfo(X.dtype).eps
     tol = max(check_number("tol", tol, minimum=0, strict=True) ** 2, rounding)
-    found = spectral_norm(J, tol=tol, **options)
+    top = spectral_norm(J, tol=tol, **options)
     # a double singular value cannot be seen from one start: J is measured without its top pair, and
     # from another start, since the first may be u's own v
     start = torch.Generator().manual_seed(1)
-    second = spectral_norm(deflate(J, found), tol=1e-2, generator=start).value.flatten()
-    first = found.value.flatten()
+    second = spectral_norm(deflate(J, top), tol=1e-2, generator=start).value.flatten()
+    first = top.value.flatten()
     close = (first - second <= SMALLEST_GAP * first) & (first > 0)
     if bool(close.any()):
         members = close.nonzero().flatten().tolist()[:5]
@@ -320,22 +328,22 @@ def _with_gradient(J, X, norm, tokens, tol=1e-4, **options) -> SpectralNorm:
         point = X if X.requires_grad else X.detach().clone().requires_grad_()
         output = fn(point.clone())
         graph = {"create_graph": True, "materialize_grads": True}
-        pulled = torch.autograd.grad(output, point, found.left.detach(), **graph)[0]
-        value = (pulled * found.right.detach()).reshape(*found.value.shape, -1).sum(-1)
-    return replace(found, value=value)
+        pulled = torch.autograd.grad(output, point, top.left.detach(), **graph)[0]
+        value = (pulled * top.right.detach()).reshape(*top.value.shape, -1).sum(-1)
+    return replace(top, value=value)
 
 
-def deflate(J: LinearOperator, found: SpectralNorm) -> LinearOperator:
-    """Return J − σ u vᵀ, which is J without its top singular triple."""
-    sigma = found.value[..., None]
+def deflate(J: LinearOperator, top: SpectralNorm) -> LinearOperator:
+    """Return J − σ u vᵀ, which is J without its top singular triple, as far as that is known."""
+    sigma = top.value[..., None]
 
-    def along(seen: Tensor, vector: Tensor, given: Tensor) -> Tensor:
-        seen, vector, to = (x.reshape(*sigma.shape[:-1], -1) for x in (seen, vector, given))
-        return (sigma * (seen * vector).sum(-1, keepdim=True) * to).reshape(given.shape)
+    def rank_one(read: Tensor, vector: Tensor, write: Tensor) -> Tensor:  # σ⟨read, vector⟩ write
+        read, vector, flat = (x.reshape(*sigma.shape[:-1], -1) for x in (read, vector, write))
+        return (sigma * (read * vector).sum(-1, keepdim=True) * flat).reshape(write.shape)
 
     products = (
-        lambda H: J.matvec(H) - along(found.right, H, found.left),
-        lambda G: J.rmatvec(G) - along(found.left, G, found.right),
+        lambda H: J.matvec(H) - rank_one(top.right, H, top.left),
+        lambda G: J.rmatvec(G) - rank_one(top.left, G, top.right),
     )
     return FunctionOperator(*products, J, J.batch_shape, J.input_shape, J.output_shape)
 

@@ -231,15 +231,15 @@ def spectral_norm(
     v_1 = _random_start(J, generator)
     with torch.inference_mode(J.allows_inference_mode):  # calls cost less
         parts = run(_FlatOperator(J), v_1, tol, limit, overlap)
-    found = SpectralNorm(probability=probability, **{k: x.clone() for k, x in parts.items()})
+    result = SpectralNorm(probability=probability, **{k: x.clone() for k, x in parts.items()})
     if probability is not None:  # a bracket is then as narrow as convergence promises
         slack = (1 + math.sqrt(tol)) * (1 + math.sqrt(torch.finfo(J.dtype).eps))
-        closed = found.upper <= slack * found.value
+        closed = result.upper <= slack * result.value
         expected = "products with J that repeat, and with Jᵀ that belong to it"
-        repeats = method == "power" or not bool((found.converged & ~closed).any())
+        repeats = method == "power" or not bool((result.converged & ~closed).any())
         require(repeats, "operator", expected, "brackets that they do not close")
-        found = replace(found, converged=found.converged & closed)
-    return found if upper_bound is None else _with_bound(found, upper_bound)
+        result = replace(result, converged=result.converged & closed)
+    return result if upper_bound is None else _with_bound(result, upper_bound)
 
 
 def _random_start(J: LinearOperator, generator: torch.Generator | None) -> Tensor:
@@ -308,6 +308,7 @@ def _lanczos(J: _FlatOperator, v_1, tol, max_iterations, overlap) -> dict[str, T
     """Run Golub–Kahan–Lanczos, J V_k = U_k B_k, with α on the diagonal of B_k and β above it."""
     # V_k is orthogonalised at every step; U_k then is orthogonal by itself (Simon & Zha 2000)
     rows, columns = J.operator.shape
+    # where rows < columns, v_1 has a part in the kernel of J, which adds a dimension to its Krylov space
     steps = min(max_iterations, rows + 1, columns)
     members = math.prod(J.operator.batch_shape)
     d = np.zeros((members, steps))  # the diagonal of T_k = B_kᵀB_k, on the host
@@ -329,14 +330,14 @@ def _lanczos(J: _FlatOperator, v_1, tol, max_iterations, overlap) -> dict[str, T
         w = torch.addcmul(J.rmatvec(u_k), alpha_k, v_k, value=-1)  # Jᵀu_k − α_k v_k
         w = _orthogonalised(w, V)
         beta_k = _norm(w)
-        before = beta
+        previous_beta = beta
         alpha, beta = _to_host(alpha_k, beta_k)
-        d[:, k - 1] = alpha**2 + before**2
+        d[:, k - 1] = alpha**2 + previous_beta**2
         if (beta**2 < torch.finfo(w.dtype).eps * d[:, :k].max(1))[running].any():
-            w = _orthogonalised(w, V)  # so little is left that most of it is rounding
+            w = _orthogonalised(w, V)  # so little is left that rounding along V counts beside it
             beta_k = _norm(w)
             (beta,) = _to_host(beta_k)
-        t[:, k - 1] = alpha * beta
+        t[:, k - 1] = alpha * beta  # the last one is outside T_k, and measures the residual
         iterations[running] = k  # a member that has converged keeps its count
         running[running] = ~_has_converged(d[running, :k], t[running, :k], tol, overlap)
         if k == steps or not running.any():
@@ -395,6 +396,7 @@ def _power(J: _FlatOperator, v_1, tol, max_iterations, overlap) -> dict[str, Ten
 
 def _result(J: _FlatOperator, v, upper, residual, iterations, converged) -> dict[str, Tensor]:
     """Return the parts of a SpectralNorm; ``value`` is a norm ‖Jv‖, from one more product."""
+    # ‖Jv‖ for a unit v is a lower bound whatever the iteration has done
     batch = J.operator.batch_shape
     image = J.matvec(v)
     norm = _norm(image)
@@ -413,9 +415,9 @@ def _result(J: _FlatOperator, v, upper, residual, iterations, converged) -> dict
     }
 
 
-def _with_bound(found: SpectralNorm, upper_bound: Tensor | float) -> SpectralNorm:
+def _with_bound(result: SpectralNorm, upper_bound: Tensor | float) -> SpectralNorm:
     """Replace the bound that holds with a probability by one that always holds."""
-    value = found.value
+    value = result.value
     try:
         bound = torch.as_tensor(upper_bound, dtype=value.dtype, device=value.device).detach()
         bound = bound.expand(value.shape)
@@ -425,7 +427,7 @@ def _with_bound(found: SpectralNorm, upper_bound: Tensor | float) -> SpectralNor
         raise ValueError(f"upper_bound: expected {expected}, got {got!r}") from error
     is_above = (bound * (1 + 64 * torch.finfo(value.dtype).eps) >= value).all()
     require(is_above, "upper_bound", f"at least σ, {value.max():.6g}", f"{bound.min():.6g}")
-    return replace(found, upper=torch.maximum(bound, value), probability=1.0)
+    return replace(result, upper=torch.maximum(bound, value), probability=1.0)
 
 
 def _ritz(d: ndarray, t: ndarray) -> tuple[ndarray, ndarray, ndarray, ndarray]:

@@ -80,13 +80,18 @@ def ascend(
     generator : torch.Generator, optional
         Source of the random moves; a fixed seed if left out.
 
+    Raises
+    ------
+    ValueError, TypeError
+        If a token of X is outside the ball or off the ellipsoid, or not exactly one of them is given.
+
     Examples
     --------
     >>> import torch
     >>> eye = torch.eye(1, dtype=torch.float64)
     >>> X = torch.tensor([[0.3], [-0.2], [0.1]], dtype=torch.float64)
-    >>> found = ascend(Attention.from_matrices(-eye, eye), X, 1.0, steps=30, progress=False)
-    >>> bool(found.value >= found.history[0]), bool((found.X.abs() <= 1).all())
+    >>> best = ascend(Attention.from_matrices(-eye, eye), X, 1.0, steps=30, progress=False)
+    >>> bool(best.value >= best.history[0]), bool((best.X.abs() <= 1).all())
     (True, True)
     """
     attention.check_input(X)
@@ -119,15 +124,15 @@ def ascend(
         history.append(value)
     # the value of each restart is computed again, more accurately, and the best is returned
     *batch, n, d = X.shape
-    found = domain.outward(y)
+    inputs = domain.outward(y)
     tol = max(1e-10, 16 * torch.finfo(X.dtype).eps)
-    value = torch.maximum(spectral_norm(attention.jacobian(found), tol=tol).value, value)
+    value = torch.maximum(spectral_norm(attention.jacobian(inputs), tol=tol).value, value)
     value, best = value.reshape(restarts, -1).max(0)
-    found = found.reshape(restarts, -1, n, d)[best, torch.arange(len(best), device=X.device)]
+    inputs = inputs.reshape(restarts, -1, n, d)[best, torch.arange(len(best), device=X.device)]
     # the history of the best over all restarts so far, which ends at the value
     history = torch.stack(history).reshape(steps + 1, restarts, -1).amax(1).clamp(max=value)
     history[-1] = value
-    return Ascent(found.reshape(X.shape), value.reshape(batch), history.reshape(-1, *batch))
+    return Ascent(inputs.reshape(X.shape), value.reshape(batch), history.reshape(-1, *batch))
 
 
 def _starts(y: Tensor, domain: _Domain, restarts: int, generator: torch.Generator | None) -> Tensor:
@@ -147,6 +152,7 @@ def _gradient(
     attention: Attention, domain: _Domain, y: Tensor, left: Tensor, right: Tensor
 ) -> Tensor:
     """Return ∇_y of u·D_Xf[v] with u, v held fixed, as (D_Xf)ᵀ[u]·v by two reverse passes."""
+    # left is u, right is v; sequences do not meet, so that the sum gives each its own gradient
     y = y.clone().requires_grad_()
     X = domain.outward(y)
     (pulled,) = torch.autograd.grad((left * attention(X)).sum(), X, create_graph=True)

@@ -259,15 +259,16 @@ def first_token_norm(A: Tensor, first: Tensor, others: Tensor, n: int) -> Tensor
 
 
 def _candidates(A: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (x_1, x_2) in the unit ball, (candidates, d), with x_1 at 50 places on its way."""
+    """Return (x_1, x_2) in the unit ball, (candidates, d), x_1 at 50 places on the line from x_2."""
     values, vectors = torch.linalg.eig(A)
     real = values.imag == 0
     directions = vectors[:, real].real.mT
-    sizes = directions.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(A.dtype).tiny)
+    sizes = directions.norm(dim=-1, keepdim=True)
     first, others = _eigenvector_pairs(values[real].real, directions / sizes)
     gap_first, gap_others = _score_gap_pair(A)
     first = torch.cat([first, gap_first[None]])
     others = torch.cat([others, gap_others[None]])
+    # the farthest key is not always the worst: it may take all the weight, and the softmax stops
     shares = torch.linspace(0.02, 1, 50, dtype=A.dtype, device=A.device)[:, None, None]
     moved = others + shares * (first - others)
     return moved.flatten(0, 1), others.expand_as(moved).flatten(0, 1)

@@ -19,7 +19,7 @@ def memoise_on_values(function: Callable) -> Callable:
     results = {}
 
     @wraps(function)
-    def found(*matrices: Tensor):
+    def cached(*matrices: Tensor):
         matrices = [M.detach() for M in matrices]
         key = tuple((M.device, M.dtype, M.shape, _digest(M)) for M in matrices)
         try:
@@ -30,8 +30,8 @@ def memoise_on_values(function: Callable) -> Callable:
             results.pop(next(iter(results)), None)  # another thread may have been faster
         return value
 
-    found.cache_clear = results.clear
-    return found
+    cached.cache_clear = results.clear
+    return cached
 
 
 def _digest(matrix: Tensor) -> bytes:

@@ -80,6 +80,11 @@ def best_upper(
     float
         Infinite beyond the range of float64; the logarithm is finite up to :math:`a = 10^{308}`.
 
+    Raises
+    ------
+    ValueError, TypeError
+        If not one of A, V and a layer is given, or they, n, or the radius do not fit.
+
     Examples
     --------
     >>> import torch

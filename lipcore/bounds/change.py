@@ -70,6 +70,11 @@ def change_upper(
     -------
     Tensor, shape (…)
 
+    Raises
+    ------
+    ValueError, TypeError
+        If something does not fit, or the layer has what no theorem covers.
+
     Examples
     --------
     >>> import torch
@@ -191,21 +196,26 @@ class _Heads:
 
     def _curvature(self, r: float, norm: str) -> Tensor:
         """Return M(r), a bound of all second derivatives along units within r of X: (heads,)."""
+        # for moves ‖h_j‖, the second derivative of row i is at most α‖h_i‖m + β m² + γ‖h_i‖², with
+        # m² = Σ_j W_ij ‖h_j‖²; a standard deviation grows by e^{u/2}, as weights do by e^u, and by
+        # what keys or values move; see the proof of the theorem
         pull = self.pull + self.score * r
         growth = self._growth(r, norm)
         factor = (growth / 2).exp()
-        keys = factor * (self.key_spread + self.score * r)
-        values = factor * (self.value_spread + self.value * r)
+        key_spread = factor * (self.key_spread + self.score * r)
+        value_spread = factor * (self.value_spread + self.value * r)
         reach = self.value_reach + self._shift(r, norm) + 2 * self.value * r
-        mixed = 2 * (self.value * keys + self.score * values + reach * keys * pull)  # α
-        others = 2 * self.value * pull + reach * pull.square()  # β
-        own = reach * keys.square()  # γ
-        if norm == "token":
-            return (mixed + others + own).norm(dim=-1)
+        alpha = self.value * key_spread + self.score * value_spread + reach * key_spread * pull
+        alpha = 2 * alpha
+        beta = 2 * self.value * pull + reach * pull.square()
+        gamma = reach * key_spread.square()
+        if norm == "token":  # ‖h_j‖ ≤ 1 for all j, and m ≤ 1
+            return (alpha + beta + gamma).norm(dim=-1)
         weights = self._weights(growth)
-        mixed = (mixed * weights.amax(-1).sqrt()).amax(-1)
-        others = (others[..., None] * weights).norm(dim=-2).amax(-1)
-        return mixed + others + own.amax(-1)
+        # Σ_j ‖h_j‖² ≤ 1: what is convex in these squares is largest where one token moves
+        mixed = (alpha * weights.amax(-1).sqrt()).amax(-1)
+        others = (beta[..., None] * weights).norm(dim=-2).amax(-1)
+        return mixed + others + gamma.amax(-1)
 
     def rows_change(self, radius: float, norm: str) -> Tensor:
         """Return the change of weights, row by row, plus that of mixing: (heads,)."""
@@ -217,7 +227,7 @@ class _Heads:
         return shift.norm(dim=-1) + self.value[:, 0] * mixing * radius
 
     def _growth(self, r: float, norm: str) -> Tensor:
-        """Return u_i: weights of row i grow by the factor e^u at most."""
+        """Return u_i: weights of row i grow by the factor e^u at most (:prf:ref:`lem-ball-weights`)."""
         pull = self.pull + self.score * r
         if norm == "token":
             return r * (self.key_reach + 2 * pull)

@@ -213,6 +213,9 @@ def _affine_dual(A: Tensor, c: Tensor) -> float:
 
 def _primal(A: Tensor, mu: float, within: float) -> Tensor:
     """Return the maximiser, in the top eigenspace of the dual matrix and with ‖Au‖ = 2μ."""
+    # For ‖Au‖ = 2μ the gap is ‖Au‖ − u·Au = μ + u·Mu, M the dual matrix: a unit vector u of M's
+    # top eigenspace then reaches the dual. On that space ‖A·‖² is a quadratic form; between its
+    # extreme directions, √share and √(1 − share), it is share·most + (1 − share)·least.
     values, vectors = torch.linalg.eigh(A.mT @ A / (4 * mu) - (A + A.mT) / 2)
     top = vectors[:, values >= values[-1] - within]
     squares, directions = torch.linalg.eigh((A @ top).mT @ (A @ top))
@@ -221,6 +224,6 @@ def _primal(A: Tensor, mu: float, within: float) -> Tensor:
     share = min(max((4 * mu**2 - least) / (most - least), 0.0), 1.0) if most > least else 1.0
     mixture = math.sqrt(share) * directions[:, -1] + math.sqrt(1 - share) * directions[:, 0]
     u = top @ mixture
-    if values[-1] <= within:  # the sphere does not bind: the point with ‖Au‖ = 2μ may lie inside
+    if values[-1] <= within:  # M has no positive eigenvalue: the maximiser may lie inside the ball
         u = u * min(1.0, 2 * mu / (A @ u).norm().item())
     return u / max(1.0, u.norm().item())

@@ -17,11 +17,12 @@ from lipcore.cross import CrossAttention
 
 
 def layer_upper(attention: Attention, *, n: int, radius: float, log: bool = False) -> float:
-    r"""Return the published bound of a layer for n tokens in the ball (:prf:ref:`cor-upper-layer`).
+    r"""Return a layer's bound by :func:`general_upper`, n tokens in the ball, or with log=True its log.
 
     Each head has :func:`general_upper` with the :math:`a_h` of :func:`score_reach` in place of
-    :math:`\|A\|_2R^2`, and heads add up as in :prf:ref:`prop-norm-heads`. The bound holds for every
-    mask; :func:`best_upper` is the least that is proved for a layer.
+    :math:`\|A\|_2R^2`, and heads add up as in :prf:ref:`prop-norm-heads`
+    (:prf:ref:`cor-upper-layer`). The bound holds for every mask; sinks, gates, a softcap and
+    normalised queries are refused. :func:`best_upper` is the least that is proved for a layer.
 
     Examples
     --------

@@ -71,8 +71,8 @@ def local_terms(attention: Attention, X: Tensor) -> Tensor:
     >>> local_terms(f, torch.randn(4, 2)).round(decimals=4).abs()
     tensor([[3., 0., 0.]])
     """
-    found = [terms(left) for _, left, terms in _heads_of(attention, X)]
-    return torch.stack(found).reshape(*X.shape[:-2], -1, 3).to(X.dtype)
+    heads = [terms(left) for _, left, terms in _heads_of(attention, X)]
+    return torch.stack(heads).reshape(*X.shape[:-2], -1, 3).to(X.dtype)
 
 
 def nonnegative_norm_upper(P: Tensor, *, iterations: int = 30) -> Tensor:

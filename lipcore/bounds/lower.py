@@ -260,6 +260,11 @@ def construction_inputs(
     -------
     Tensor, shape (n, d)
 
+    Raises
+    ------
+    ValueError, TypeError
+        If there is no such input, and in the cases of :func:`construction_lower`.
+
     Examples
     --------
     >>> import torch

@@ -135,8 +135,8 @@ def norm_constants(norm: Normalisation, X: Tensor) -> Tensor:
     --------
     >>> import torch
     >>> unit = Normalisation("rms", torch.ones(3), torch.zeros(3), 0.0)
-    >>> found = norm_constants(unit, torch.tensor([[0.0, 3.0, 0.0]]))  # 1/s, s = √3
-    >>> found.mul(3**0.5).round(decimals=5)
+    >>> constants = norm_constants(unit, torch.tensor([[0.0, 3.0, 0.0]]))  # 1/s, s = √3
+    >>> constants.mul(3**0.5).round(decimals=5)
     tensor([1.])
     """
     return spectral_norm(pre_norm_jacobian(norm, X[..., None, :]), tol=1e-6).value
@@ -266,12 +266,12 @@ def normalised_upper(attention: Attention, norm: Normalisation, *, n: int) -> fl
     1.0
     """
     n = check_count("n", n)
-    found = normalised_reach(attention, norm)
+    reach = normalised_reach(attention, norm)
     attention, gain, bias, root = _checked(attention, norm)
     given = (attention.mask, attention.bias, attention.log_weights, attention.window)
     mixing = gain.new_full((attention.heads,), math.log(n) / 2).exp()
     if not attention.causal and all(table is None for table in given):
-        for h, alpha in enumerate(found.spread.tolist()):
+        for h, alpha in enumerate(reach.spread.tolist()):
             query, key = attention.query[h], attention.key[h]
             centre = query @ bias  # the query at the ellipsoid's centre
             if attention.query_bias is not None:
@@ -283,7 +283,7 @@ def normalised_upper(attention: Attention, norm: Normalisation, *, n: int) -> fl
             mixing[h] = logs.exp(log_column_sum(n, logs.log(alpha), gap) / 2)
     keys = _centre(norm, attention.key * gain)
     own = root * product_norm(attention.scale * attention.query, keys)
-    shift = root * (own + found.query * mixing)  # own: √d ‖ΠGA‖
+    shift = root * (own + reach.query * mixing)  # own: √d ‖ΠGA‖
 
     def heads(values: Tensor) -> Tensor:
         return norms(values) * mixing + norms(_centre(norm, values * gain)) * shift

@@ -44,6 +44,11 @@ class DiscreteMeasure(_Atoms):
         Non-negative, with sum one (to 1e-9; 1e-5 in float32); 1/n each if left out. A point may
         have weight zero.
 
+    Raises
+    ------
+    ValueError, TypeError
+        If a weight is negative, or they do not sum to one (to 1e-9; 1e-5 in float32).
+
     Examples
     --------
     >>> import torch
@@ -132,6 +137,7 @@ def check_weights(weights: Tensor | None, points: Tensor) -> Tensor:
         raise ValueError(f"weights: expected {expected}, got {tuple(weights.shape)}")
     if bool((weights < 0).any()):
         raise ValueError(f"weights: expected non-negative numbers, got {weights.min().item():g}")
+    # the sum is taken in float64, so that only the weights' own rounding counts
     total = weights.double().sum(-1).flatten()
     worst = total[(total - 1).abs().argmax()].item()
     if abs(worst - 1) > WEIGHT_TOLERANCE[weights.dtype]:

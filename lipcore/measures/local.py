@@ -193,12 +193,12 @@ def _derivative_norm(mu: Measure, A: Tensor, V: Tensor, tol: float) -> float:
     root = mu.weights.sqrt()[:, None]
     products = lambda H: root * J.matvec(H / root), lambda G: J.rmatvec(root * G) / root
     in_mass = FunctionOperator(*products, J, (), J.input_shape, J.output_shape)
-    found = spectral_norm(in_mass, tol=tol)
-    if not bool(found.converged):
-        expected = f"the relative tolerance {tol:g} in {int(found.iterations)} iterations"
-        got = f"no further than {found.value.item():.6g}: ask for a larger tol"
+    norm = spectral_norm(in_mass, tol=tol)
+    if not bool(norm.converged):
+        expected = f"the relative tolerance {tol:g} in {int(norm.iterations)} iterations"
+        got = f"no further than {norm.value.item():.6g}: ask for a larger tol"
         raise RuntimeError(f"local_constant: expected {expected}, got {got}")
-    return found.value.item()
+    return norm.value.item()
 
 
 def _own_query_norm(mu: Measure, A: Tensor, V: Tensor) -> float:

@@ -68,6 +68,11 @@ def masked_mean_field_attention(mu: TimedMeasure, A: Tensor, V: Tensor) -> Timed
         The n images at the same times, with the same weights. A token of weight zero before all
         mass, where Γ is not defined, is refused (``mu.support()`` leaves it out).
 
+    Raises
+    ------
+    ValueError
+        If a token of weight zero precedes all mass (``mu.support()`` leaves it out).
+
     Examples
     --------
     >>> import torch

@@ -52,6 +52,11 @@ def capture(model: nn.Module, name: str, *args, **inputs) -> tuple[Captured, Ten
         value, all of them vary together. The batch comes first: a layout (n, batch, d) is
         transposed, and if members of a batch influence one another, the batch is one input.
 
+    Raises
+    ------
+    ValueError
+        If the submodule does not run, or runs several times, or does not give again what it gave.
+
     Examples
     --------
     >>> import torch
@@ -216,7 +221,7 @@ def module_of(model) -> nn.Module:
 
 
 def record(model: nn.Module, names: Iterable[str], *args, **inputs) -> list[Call]:
-    """Run the model once, and return every run of the named submodules, in the order of running."""
+    """Run the model once, and return every run of the named submodules, in the order of their ends."""
     model = module_of(model)
     modules = dict(model.named_modules())
     for name in names:
@@ -249,26 +254,29 @@ def record(model: nn.Module, names: Iterable[str], *args, **inputs) -> list[Call
 
 
 def whole(model: nn.Module, blocks: Iterable[str], *args, **inputs) -> Call:
-    """Return the whole model as a map of the tokens that enter the first block that runs."""
+    """Return the whole model as a map of the tokens that enter the first block that runs.
+
+    What reaches the output by another way, such as a decoder's embeddings, stays fixed.
+    """
     given = _copied((args, _without_cache(model, inputs)), {})
     calls = record(model, ["", *blocks], *args, **inputs)
     require(len(calls) > 1, "model", "a block that runs on these inputs", "none")
-    first = calls[0]
+    first, last = calls[0], calls[-1]  # runs are listed as they end: a block first, the model last
     varied = captured(first).varied
 
     def from_block_on(tokens: Tensor):
-        def enter(module, args, kwargs):
+        def put_tokens(module, args, kwargs):
             hook.remove()  # a block may run again, on what it gave
             return _changed(module, args, kwargs, dict.fromkeys(varied, tokens))
 
-        hook = first.module.register_forward_pre_hook(enter, with_kwargs=True)
+        hook = first.module.register_forward_pre_hook(put_tokens, with_kwargs=True)
         with hook:
             args, inputs = _copied(given, {})
             return model(*args, **inputs)
 
-    tokens, output, label = first.tensors[varied[0]], calls[-1].output, calls[-1].label
-    remark = f"{label} as a map of what enters {first.name}"
-    return Call("", model, from_block_on, (tokens,), {}, output, label, remark)
+    tokens = first.tensors[varied[0]]
+    remark = f"{last.label} as a map of what enters {first.name}"
+    return Call("", model, from_block_on, (tokens,), {}, last.output, last.label, remark)
 
 
 def _without_cache(model: nn.Module, inputs: dict) -> dict:

@@ -96,18 +96,19 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _measured(arguments: argparse.Namespace) -> tuple:
-    """Return the table, and the JSON that says how to have it again."""
+    """Return the table, and a JSON report with what is needed to make it again."""
     layers = None
     if arguments.layers not in (None, "all"):
-        layers = [int(x) if x.isdecimal() else x for x in arguments.layers.split(",")]
+        names = map(str.strip, arguments.layers.split(","))
+        layers = [int(x) if x.isdecimal() else x for x in names]
     text = Path(arguments.text).read_text(encoding="utf-8") if arguments.text else TEXT
     model, inputs = _load(arguments, text)
     options = {name: getattr(arguments, name) for name in ("scope", "tol")}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         table = measure(model, layers=layers, check=not arguments.unchecked, **options, **inputs)
-    for text in dict.fromkeys(str(warning.message) for warning in caught):
-        _print(f"lipcore: warning: {text}", sys.stderr)
+    for message in dict.fromkeys(str(warning.message) for warning in caught):
+        _print(f"lipcore: warning: {message}", sys.stderr)
     report = {"versions": versions(), "arguments": vars(arguments)}
     report["inputs"] = {name: list(ids.shape) for name, ids in inputs.items()}
     rows = json.loads(table.to_json(orient="records", double_precision=15))  # infinity is null

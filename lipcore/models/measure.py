@@ -90,6 +90,11 @@ def measure(
         and whether the table is ``complete``: after Ctrl-C it has the rows so far.
         Padding belongs to X and to the output as any token does, so that it counts.
 
+    Raises
+    ------
+    ValueError, TypeError
+        If the scope, a layer or the norm is unknown, or the model has no attention or is training.
+
     Examples
     --------
     >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
@@ -182,13 +187,13 @@ def _rows(name: str, call: Call, scope: str, options: dict) -> list[dict]:
         if scope == "attention":
             with suppress(ValueError):  # of an Attention the Jacobian is faster
                 layer = read(fn)
-        found = local_lipschitz(layer or fn, fn.X, **options)
-        notes += [fn.remark, "" if found.checked else UNCHECKED]
+        r = local_lipschitz(layer or fn, fn.X, **options)
+        notes += [fn.remark, "" if r.checked else UNCHECKED]
     except (ValueError, TypeError, NotImplementedError) as error:
         return [row | {"note": f"not measured: {' '.join(str(error).split())}"}]
-    row |= {"probability": found.probability, "note": "; ".join(filter(None, notes))}
+    row |= {"probability": r.probability, "note": "; ".join(filter(None, notes))}
     columns = ("sigma", "lower", "upper", "converged")
-    numbers = (found.value, found.lower, found.upper, found.converged)
+    numbers = (r.value, r.lower, r.upper, r.converged)
     each = zip(*(number.reshape(-1).tolist() for number in numbers), strict=True)
     return [row | {"sequence": i} | dict(zip(columns, x, strict=True)) for i, x in enumerate(each)]
 

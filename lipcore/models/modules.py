@@ -78,6 +78,7 @@ def from_module(module: nn.Module, *args, **inputs) -> Attention:
     if args or inputs:
         (call,) = record(module, [""], *args, **inputs)
         return read(captured(call))
+    # without inputs, what the module would be masked by in its model must be known from itself
     causal = _is_causal(module)
     window, mask = _window(module, causal)
     try:
@@ -86,8 +87,10 @@ def from_module(module: nn.Module, *args, **inputs) -> Attention:
     except (TypeError, RuntimeError, AttributeError, IndexError, AssertionError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"module: cannot be run on tokens alone ({reason}): {_PASS}") from error
-    found = read(captured(call))
-    return found if mask is None else replace(found, mask=None, causal=causal, window=window)
+    attention = read(captured(call))
+    return (
+        attention if mask is None else replace(attention, mask=None, causal=causal, window=window)
+    )
 
 
 def read(fn: Captured) -> Attention:
@@ -115,18 +118,18 @@ def _agree(attention: Attention, probes: list[Tensor], truths: list[Tensor]) -> 
     where so large a bias leaves them few digits, nothing is agreed upon. A small change may be less
     exact, as some modules work in float32 inside, whatever their dtype.
     """
-    found = []
+    outputs = []
     for X, Y, share in zip(probes, truths, (1.0, *PROBES), strict=True):
         try:
             heads = head_outputs(attention, X)  # in memory linear in n
-            found.append(attention.join_heads(attention.gated(heads, X), bias=True))
+            outputs.append(attention.join_heads(attention.gated(heads, X), bias=True))
         except (ValueError, RuntimeError):  # a mask, or a norm, that does not fit
             return False
-        if found[-1].shape != Y.shape:
+        if outputs[-1].shape != Y.shape:
             return False
-        is_first = len(found) == 1
+        is_first = len(outputs) == 1
         move = Y if is_first else Y - truths[0]
-        error = (found[-1] if is_first else found[-1] - found[0]) - move
+        error = (outputs[-1] if is_first else outputs[-1] - outputs[0]) - move
         size = move.abs().amax()
         rounding = 16 * torch.finfo(X.dtype).eps * Y.abs().amax()
         is_close = error.abs().amax() <= TOLERANCE[X.dtype] / share * size + rounding
@@ -174,9 +177,9 @@ class _Reordered(nn.Module):
 
 def _norms(module: nn.Module, order: Tensor | None) -> dict[str, nn.Module]:
     """Return the norms that the module applies to each head's queries and keys."""
-    found = {norm_role(name): child for name, child in module.named_children()}
-    found = {f"{role}_norm": norm for role, norm in found.items() if role is not None}
-    return found if order is None else {k: _Reordered(norm, order) for k, norm in found.items()}
+    norms = {norm_role(name): child for name, child in module.named_children()}
+    norms = {f"{role}_norm": norm for role, norm in norms.items() if role is not None}
+    return norms if order is None else {k: _Reordered(norm, order) for k, norm in norms.items()}
 
 
 def _number(module: nn.Module, *names: str):
@@ -200,17 +203,17 @@ def weights_of(module: nn.Module, heads: int, key_heads: int) -> Iterator[dict[s
         pairs = [*zip(weights, biases, strict=True)]
         yield _parts(pairs, (heads,) * 3) | output_of(module.out_proj)
         return
-    found = projections(module)
-    outputs = [output_of(child) for child in found["output"]] or [{}]
+    children = projections(module)
+    outputs = [output_of(child) for child in children["output"]] or [{}]
     counts = (heads, key_heads, key_heads)
-    single = [found[name] for name in ("query", "key", "value")]
+    single = [children[name] for name in ("query", "key", "value")]
     if all(len(children) == 1 for children in single):
         pairs = [_matrix(children[0]) for children in single]
         parts = _separate(pairs, counts)
         yield from (parts | output for output in outputs)
-    if len(found["fused"]) == 1:
-        weight, bias = _matrix(found["fused"][0])
-        for order in _orders(len(weight), heads, key_heads):
+    if len(children["fused"]) == 1:
+        weight, bias = _matrix(children["fused"][0])
+        for order in _orders(len(weight), heads, key_heads):  # the reading that agrees is taken
             pairs = [(weight[rows], None if bias is None else bias[rows]) for rows in order]
             parts = _parts(pairs, counts)
             yield from (parts | output for output in outputs)
@@ -270,13 +273,13 @@ def output_of(child: nn.Module) -> dict[str, Tensor | None]:
 
 def _tables(fn: Captured, heads: int) -> Iterator[dict]:
     """Yield what can hide keys or be added to scores, from the arguments, first none and causal."""
-    found = [
+    each = [
         list(_readings(table, fn, heads))
         for name, table in fn.call.inputs.items()
         if name not in fn.varied and any(word in name for word in ("mask", "bias", "alibi"))
         if isinstance(table, Tensor) and table.ndim > 1
     ]
-    for readings in itertools.product(*found):  # together, such as ALiBi and a mask
+    for readings in itertools.product(*each):  # together, such as ALiBi and a mask
         together = {name: x for reading in readings for name, x in reading.items()}
         masks = [reading["mask"] for reading in readings if "mask" in reading]
         if masks:
@@ -399,6 +402,7 @@ def _window(module: nn.Module, causal: bool) -> tuple[int | None, Tensor | None]
 def _declared_window(module: nn.Module) -> int | None:
     """Return the size of the window that a module, or the config for its layer, declares."""
     own = [name for name, x in vars(module).items() if _OWN_WINDOW.search(name) and x is not None]
+    # a module that cuts its keys itself, or whose model does in other ways, would be read wrongly
     is_local = getattr(module, "attention_type", None) == "local"
     got = f"one that makes a window itself ({', '.join(own) or 'attention_type'})"
     require(not own and not is_local, "module", "one whose keys are known", got)
@@ -421,8 +425,8 @@ def _layer_type(module: nn.Module) -> str | None:
     kinds = getattr(getattr(module, "config", None), "layer_types", None)
     place = getattr(module, "layer_idx", None)
     by_place = kinds[place] if kinds is not None and isinstance(place, int) else None
-    found = getattr(module, "layer_type", None)
-    return found if isinstance(found, str) else by_place
+    own = getattr(module, "layer_type", None)
+    return own if isinstance(own, str) else by_place
 
 
 def _home(module: nn.Module) -> dict:

@@ -30,10 +30,10 @@ def attention_modules(model: nn.Module) -> list[str]:
     ['layers.0.self_attn', 'layers.1.self_attn']
     """
     modules = dict(model.named_modules())
-    found = [name for name, module in modules.items() if is_attention(module)]
+    attention = [name for name, module in modules.items() if is_attention(module)]
     named = [name for name, module in modules.items() if "attention" in _kind(module).lower()]
-    alone = [a for a in named if not any(_is_inside(b, a) for b in found + named)]
-    wanted = set(found) | {a for a in alone if any(True for _ in modules[a].parameters())}
+    alone = [a for a in named if not any(_is_inside(b, a) for b in attention + named)]
+    wanted = set(attention) | {a for a in alone if any(True for _ in modules[a].parameters())}
     return [name for name in modules if name in wanted]
 
 
@@ -82,14 +82,14 @@ def is_attention(module: nn.Module) -> bool:
 def projections(module: nn.Module) -> dict[str, list[nn.Module]]:
     """Return the children of an attention module, as query, key, value, fused and output."""
     patterns = {"query": _QUERY, "key": _KEY, "value": _VALUE, "fused": _FUSED}
-    found: dict[str, list[nn.Module]] = {role: [] for role in (*patterns, "output")}
+    children: dict[str, list[nn.Module]] = {role: [] for role in (*patterns, "output")}
     for name, child in module.named_children():
         weight = getattr(child, "weight", None)
         if weight is None or weight.ndim < 2 or isinstance(child, nn.Embedding):
             continue
         roles = (role for role, pattern in patterns.items() if pattern.fullmatch(name))
-        found[next(roles, "output")].append(child)
-    return found
+        children[next(roles, "output")].append(child)
+    return children
 
 
 def norm_role(name: str) -> str | None:

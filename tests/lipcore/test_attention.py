@@ -81,8 +81,8 @@ def test_compressed_is_the_same_map(every_case):
     assert (g is f) == (g.d == f.d and g.output_dim == f.output_dim)
 
 
-def test_to_converts_every_tensor(every_case):
-    f, X = every_case.attention, every_case.X
+def test_to_converts_every_tensor(case):
+    f, X = case.attention, case.X
     single = f.to(torch.float32)
     assert f.mask is None or single.mask.dtype == torch.bool
     assert single.query.dtype == torch.float32 and f.query.dtype == torch.float64
@@ -126,6 +126,7 @@ def bools(*rows):
     return torch.tensor(rows).bool()
 
 
+HIDING = torch.tensor([[0.0, 0.0], [-math.inf, 0.0]])
 #: The name of the argument that the error names, and what raises it.
 BAD_INPUT = [
     ("A", lambda: layer(torch.zeros(2, 3))),
@@ -159,8 +160,8 @@ BAD_INPUT = [
     ("mask", lambda: layer(mask=torch.ones(2, 3).bool(), causal=True)),
     ("mask", lambda: layer(mask=torch.ones(2, 2, 2).bool())),
     ("mask", lambda: heads(mask=[[True]])),
-    ("mask", lambda: layer(mask=bools([[[1, 1]]], [[[1, 0]]]), bias=-bools([0, 0], [1, 0]) / 0)),
-    ("log_weights", lambda: layer(log_weights=torch.tensor([-math.inf, 0.0]), causal=True)),
+    ("mask", lambda: layer(mask=bools([[[1, 1]]], [[[1, 0]]]), bias=HIDING)),
+    ("mask, bias, log_weights", lambda: layer(log_weights=HIDING[1], causal=True)),
     ("log_weights", lambda: layer(log_weights=torch.tensor([math.nan, 0.0]))),
     ("log_weights", lambda: heads(log_weights=[0.0])),
     ("bias, log_weights", lambda: layer(bias=torch.zeros(3, 3), log_weights=torch.zeros(2))),

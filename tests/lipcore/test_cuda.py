@@ -87,7 +87,7 @@ def test_products_stay_on_their_device(case, store, monkeypatch):
     monkeypatch.setattr(module, "check_scores", lambda queries, keys: None)
     monkeypatch.setattr(type(case.attention), "check_input", lambda self, X: X)
     monkeypatch.setattr("lipcore.attention.check_layer", lambda attention: None)
-    monkeypatch.setattr("lipcore.attention.check_same_kind", lambda *args, **kwargs: None)
+    monkeypatch.setattr("lipcore._checks.check_same_kind", lambda *args, **kwargs: None)
     tensors = {k: x.to("meta") for k, x in case.kwargs.items() if isinstance(x, torch.Tensor)}
     attention = type(case.attention)(**case.kwargs | tensors)
     J = AttentionJacobian(attention, case.X.to("meta"), store=store)
