@@ -29,18 +29,6 @@ def test_products(case, store, randn):
         torch.testing.assert_close(image.cpu(), getattr(here, name)(vector), **CLOSE)
 
 
-@pytest.mark.parametrize(
-    ("device", "its_own"), [("cpu", "TILE_BYTES"), ("cuda", "ACCELERATOR_TILE_BYTES")]
-)
-def test_the_accelerator_has_tiles_of_its_own(monkeypatch, device, its_own):
-    tiles = len(module.cut_into_tiles(8, 300, 8, device))
-    for size in ("TILE_BYTES", "ACCELERATOR_TILE_BYTES"):
-        with monkeypatch.context() as patch:
-            patch.setattr(module, size, 1)
-            cut = module.cut_into_tiles(8, 300, 8, device)
-            assert (len(cut) > tiles) == (size == its_own)
-
-
 @needs_gpu
 def test_local_constant(case):
     attention, X = case.attention.to("cuda"), case.X.cuda()
