@@ -15,7 +15,7 @@ matplotlib.use("Agg")
 
 
 def _weights(generator, *, heads=1, key_heads=None, d=4, k=3, p=3, biases=(), q=None):
-    """Random constructor arguments of a layer in float64; ``biases`` among query, key, value, output."""
+    """Random arguments of a layer in float64; ``biases`` among query, key, value, output."""
     key_heads = heads if key_heads is None else key_heads
 
     def draw(*shape):
@@ -141,7 +141,7 @@ WITH_SINKS = {
 
 
 def build_case(name: str, seed: int = 0) -> types.SimpleNamespace:
-    """The named layer: ``kwargs`` of the constructor, ``attention``, ``X`` (…, n, d), ``members``."""
+    """The named layer: ``kwargs``, ``attention``, ``X`` (…, n, d), ``members``."""
     generator = torch.Generator().manual_seed(seed)
     sizes, options, shape = (CASES | WITH_SINKS | BEYOND | GATED)[name]
     kwargs = _weights(generator, **sizes) | options
@@ -152,7 +152,7 @@ def build_case(name: str, seed: int = 0) -> types.SimpleNamespace:
 
 
 def _members(case) -> list[types.SimpleNamespace]:
-    """Each sequence alone, with its own mask and bias (heads, n, n): ``kwargs``, ``attention``, ``X``."""
+    """Each sequence alone, with its own mask and bias: ``kwargs``, ``attention``, ``X``."""
     shape = (*case.X.shape[:-2], case.attention.heads, *[case.X.shape[-2]] * 2)
     found = []
     for i, X in enumerate(case.X.reshape(-1, *case.X.shape[-2:])):
@@ -181,7 +181,7 @@ def case_in_three_terms(request) -> types.SimpleNamespace:
 
 @pytest.fixture(params=[name for name, (_, options, _) in CASES.items() if "rotary" not in options])
 def case_with_one_matrix(request) -> types.SimpleNamespace:
-    """The layers whose scores are (A x_i + c)·x_j: with rotary positions A depends on both positions."""
+    """The layers whose scores are (A x_i + c)·x_j, with one A for all positions."""
     return build_case(request.param)
 
 

@@ -16,7 +16,7 @@ def alone(kwargs: dict, shape: tuple[int, ...], i: int) -> dict:
 
 
 def loop_attention(kwargs: dict, X: np.ndarray, memory: np.ndarray | None = None) -> np.ndarray:
-    """f(X) for X (n, d), from the constructor's arguments; keys are those of ``memory`` if given."""
+    """f(X) for X (n, d), from the constructor's arguments; keys are of ``memory`` if given."""
     given = {name: x.numpy() if isinstance(x, torch.Tensor) else x for name, x in kwargs.items()}
     memory = X if memory is None else memory
     rows = []

@@ -49,14 +49,6 @@ def test_matrices_of_the_theory(case_with_one_matrix):
     torch.testing.assert_close(scores - scores[..., :1], expected - expected[..., :1], **CLOSE)
 
 
-def test_values_act_on_the_mean_token(make_case):
-    """f(X) = Σ_h P_h X (W_h V_h)ᵀ, up to the biases of values and output."""
-    f, X = (case := make_case("biases")).attention, case.X
-    moved = (f.weights(X) @ X @ f.value_matrices().mT).sum(-3)
-    offset = f.output @ f.value_bias.flatten() + f.output_bias
-    torch.testing.assert_close(moved + offset, f(X))
-
-
 def test_padding_is_what_the_shorter_sequence_gives(make_case):
     case = make_case("padding")
     short = dataclasses.replace(case.attention, mask=None)

@@ -5,7 +5,6 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import lipcore.jacobian as module
 from lipcore import Attention, local_lipschitz
@@ -13,22 +12,18 @@ from lipcore.bounds import best_upper, layer_upper, local_upper
 from lipcore.bounds.local import local_terms
 from lipcore.jacobian import AttentionJacobian
 from loops import alone, loop_attention
+from seeded import drawn
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 D, MEMORY, HEADS, K, P, Q = 4, 5, 3, 2, 6, 7  # head dimensions are not d/h
 
 
-def draw(*shape, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-
-WEIGHTS = {"query": draw(HEADS, K, D), "key": draw(HEADS, K, MEMORY, seed=1),
-           "value": draw(HEADS, P, MEMORY, seed=2)}  # fmt: skip
-PROJECTED = WEIGHTS | {"output": draw(Q, HEADS * P, seed=3)}
-BIASES = {"query_bias": draw(HEADS, K, seed=4), "key_bias": draw(HEADS, K, seed=5),
-          "value_bias": draw(HEADS, P, seed=6), "output_bias": draw(Q, seed=7)}  # fmt: skip
-SEEN = draw(2, HEADS, 3, 6, seed=8) > -0.5
+WEIGHTS = {"query": drawn(HEADS, K, D), "key": drawn(HEADS, K, MEMORY, seed=1),
+           "value": drawn(HEADS, P, MEMORY, seed=2)}  # fmt: skip
+PROJECTED = WEIGHTS | {"output": drawn(Q, HEADS * P, seed=3)}
+BIASES = {"query_bias": drawn(HEADS, K, seed=4), "key_bias": drawn(HEADS, K, seed=5),
+          "value_bias": drawn(HEADS, P, seed=6), "output_bias": drawn(Q, seed=7)}  # fmt: skip
+SEEN = drawn(2, HEADS, 3, 6, seed=8) > -0.5
 SEEN[..., 0] = True
 PADDING = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])[:, None, None, :]
 ROTARY = torch.tensor([0.3], dtype=torch.float64)
@@ -39,15 +34,16 @@ CASES = {
     "shared keys": (PROJECTED | {name: WEIGHTS[name][:1] for name in ("key", "value")}, {}),
     "mask": (PROJECTED, {"mask": SEEN}),
     "padding": (PROJECTED | BIASES, {"mask": PADDING}),
-    "bias and mask": (WEIGHTS, {"mask": PADDING, "bias": draw(HEADS, 3, 6, seed=9)}),
-    "masses": (PROJECTED, {"log_weights": draw(6, seed=10)}),
-    "sinks": (PROJECTED | BIASES, {"sinks": draw(HEADS, seed=11)}),
+    "bias and mask": (WEIGHTS, {"mask": PADDING, "bias": drawn(HEADS, 3, 6, seed=9)}),
+    "masses": (PROJECTED, {"log_weights": drawn(6, seed=10)}),
+    "sinks": (PROJECTED | BIASES, {"sinks": drawn(HEADS, seed=11)}),
     "rotary": (PROJECTED | BIASES, {"rotary": ROTARY}),
-    "gates": (PROJECTED | BIASES, {"gate": draw(HEADS, P, D, seed=12), "mask": PADDING}),
-    "gate of a head": (WEIGHTS, {"gate": draw(HEADS, 1, D, seed=13), "gate_bias": draw(HEADS, 1)}),
-    "fixed gates": (WEIGHTS, {"gate_bias": draw(HEADS, P, seed=14)}),
+    "gates": (PROJECTED | BIASES, {"gate": drawn(HEADS, P, D, seed=12), "mask": PADDING}),
+    "gate of a head": (
+        WEIGHTS, {"gate": drawn(HEADS, 1, D, seed=13), "gate_bias": drawn(HEADS, 1)}),
+    "fixed gates": (WEIGHTS, {"gate_bias": drawn(HEADS, P, seed=14)}),
     "softcap": (PROJECTED, {"softcap": 0.7, "mask": SEEN}),
-    "softcap, gates": (WEIGHTS, {"softcap": 0.7, "gate": draw(HEADS, 1, D, seed=15)}),
+    "softcap, gates": (WEIGHTS, {"softcap": 0.7, "gate": drawn(HEADS, 1, D, seed=15)}),
 }  # fmt: skip
 COVERED = [name for name in CASES if not {"sinks", "gate", "softcap"} & {*CASES[name][1]}]
 KIND = pytest.mark.parametrize("kind", ("queries", "memory"))
@@ -57,7 +53,7 @@ def make(kind, name):
     """The map of the queries or of the memory, and its tokens."""
     weights, options = CASES[name]
     layer = Attention(**weights, **options)
-    X, memory = draw(2, 3, D, seed=20), draw(2, 6, MEMORY, seed=21)
+    X, memory = drawn(2, 3, D, seed=20), drawn(2, 6, MEMORY, seed=21)
     return (
         (layer.cross(memory=memory), X) if kind == "queries" else (layer.cross(queries=X), memory)
     )
@@ -134,30 +130,6 @@ def test_the_queries_move_alone():
         assert not found[i, :, [j for j in range(3) if j != i]].any()
 
 
-def test_multihead_attention_of_pytorch():
-    """Weights of nn.MultiheadAttention with a memory of another width, and padding."""
-    torch.manual_seed(0)
-    layer = nn.MultiheadAttention(6, 2, kdim=5, vdim=5, batch_first=True, dtype=torch.float64)
-    layer.requires_grad_(False)
-    query, key, value = layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight
-    parts = [w.unflatten(0, (2, 3)) for w in (query, key, value)]
-    biases = layer.in_proj_bias.unflatten(0, (3, 2, 3))
-    out = {"output": layer.out_proj.weight, "output_bias": layer.out_proj.bias}
-    f = Attention(*parts, *biases, **out, mask=PADDING)
-    X, memory = draw(2, 3, 6), draw(2, 6, 5, seed=1)
-
-    def run(X, memory):
-        return layer(X, memory, memory, key_padding_mask=~PADDING[:, 0, 0])[0]
-
-    torch.testing.assert_close(f.cross(memory=memory)(X), run(X, memory))
-    for cross, Y, other in (
-        (f.cross(memory=memory), X, lambda X: run(X, memory)),
-        (f.cross(queries=X), memory, lambda memory: run(X, memory)),
-    ):
-        values = [local_lipschitz(g, Y, tol=1e-10).value for g in (cross, other)]
-        torch.testing.assert_close(*values, rtol=1e-9, atol=0)
-
-
 def test_the_local_bound_of_one_head_is_sharp():
     f, X = make("queries", "one head")
     truth = torch.linalg.matrix_norm(dense(f, X), 2)
@@ -174,17 +146,6 @@ def test_bounds_that_do_not_cover_it_say_so(name):
             bound(attention=f, n=3, radius=1.0)
 
 
-def test_gradient_through_sigma():
-    f, X = make("memory", "biases")
-    f, X = dataclasses.replace(f, queries=f.queries[:1]), X[:1].requires_grad_()
-    found = local_lipschitz(f, X, differentiable=True)
-    (gradient,) = torch.autograd.grad(found.value.sum(), X)
-    H, step = draw(*X.shape, seed=30), 1e-5
-    ends = [local_lipschitz(f, (X + s * H).detach(), tol=1e-12).value for s in (step, -step)]
-    slope = (ends[0] - ends[1]) / (2 * step)
-    torch.testing.assert_close((gradient * H).sum()[None], slope, rtol=1e-5, atol=1e-8)
-
-
 def test_one_memory_for_all_sequences():
     f, X = make("queries", "biases")
     shared = dataclasses.replace(f, memory=f.memory[0])
@@ -193,16 +154,16 @@ def test_one_memory_for_all_sequences():
     assert repr(shared).endswith("of queries, at memory of shape (6, 5)")
 
 
-LAYER, X, Y = Attention(**WEIGHTS), draw(2, 3, D), draw(2, 6, MEMORY)
+LAYER, X, Y = Attention(**WEIGHTS), drawn(2, 3, D), drawn(2, 6, MEMORY)
 BAD = [
     ("memory, queries", lambda: LAYER.cross()),
     ("memory, queries", lambda: LAYER.cross(memory=Y, queries=X)),
     ("attention", lambda: Attention(**WEIGHTS, causal=True).cross(memory=Y)),
     ("memory", lambda: LAYER.cross(memory=X)),
-    ("X", lambda: LAYER.cross(memory=Y)(draw(3, 4, D))),
-    ("queries", lambda: Attention(**WEIGHTS, mask=SEEN).cross(memory=Y)(draw(2, 4, D))),
-    ("memory", lambda: Attention(**WEIGHTS, mask=PADDING).cross(queries=X)(draw(2, 5, MEMORY))),
-    ("memory", lambda: Attention(**WEIGHTS, log_weights=draw(1)).cross(queries=X)(Y)),
+    ("X", lambda: LAYER.cross(memory=Y)(drawn(3, 4, D))),
+    ("queries", lambda: Attention(**WEIGHTS, mask=SEEN).cross(memory=Y)(drawn(2, 4, D))),
+    ("memory", lambda: Attention(**WEIGHTS, mask=PADDING).cross(queries=X)(drawn(2, 5, MEMORY))),
+    ("memory", lambda: Attention(**WEIGHTS, log_weights=drawn(1)).cross(queries=X)(Y)),
     ("event_dims, layout", lambda: local_lipschitz(LAYER.cross(queries=X), Y, event_dims=3)),
 ]
 

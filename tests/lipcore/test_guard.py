@@ -14,15 +14,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from lipcore import local_lipschitz
+from seeded import drawn
 
 D = 8
 MANY = (10, 3, 4)  # of so many members only some are moved
 IMAGES = (2, 3, 5, 4)
 ERRORS = (ValueError, TypeError, RuntimeError)
-
-
-def drawn(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 MIX = drawn(D, D) / D**0.5
@@ -98,19 +95,6 @@ def kinks_and_oscillations(x):
 
 def gradient_inside(x):
     return torch.func.vmap(torch.func.grad(lambda y: mixed(y).tanh().sum()))(x)
-
-
-class OldFunction(torch.autograd.Function):
-    """With a backward, and without forward mode."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x.sin()
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * ctx.saved_tensors[0].cos()
 
 
 class DifferentiableOnce(torch.autograd.Function):
@@ -278,7 +262,6 @@ MAPS = {
     "LSTM": Map(lambda: of(nn.LSTM(D, D, batch_first=True).eval(), lambda m, x: m(x)[0])),
     "GRU": Map(lambda: of(nn.GRU(D, D, batch_first=True).eval(), lambda m, x: m(x)[0])),
     "checkpoint": Map(lambda: lambda x: checkpoint(residual_in_place, x, use_reentrant=False)),
-    "function of the old kind": Map(lambda: OldFunction.apply),
     "differentiable once": Map(lambda: DifferentiableOnce.apply),
     "encoder layer": Map(encoder_layer),
     "encoder": Map(lambda: nn.TransformerEncoder(encoder_layer(), 2).eval()),

@@ -9,13 +9,9 @@ import torch
 
 from lipcore import Attention, AutogradJacobian, local_lipschitz, measure, spectral_norm
 from lipcore.lipschitz import select_outputs
+from seeded import drawn
 
 N, D, P = 5, 4, 3
-
-
-def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 def made(heads, k, d, p, q, **options) -> Attention:

@@ -5,22 +5,19 @@ import torch
 from torch import nn
 
 from lipcore import Attention, local_lipschitz
+from seeded import drawn
 
 STEP = 1e-5
 
 
-def drawn(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def seeded(make):
+def weighted(make):
     with torch.random.fork_rng():
         torch.manual_seed(1)
         return make().double().eval()
 
 
 def block():
-    return seeded(lambda: nn.TransformerEncoderLayer(4, 2, 8, batch_first=True))
+    return weighted(lambda: nn.TransformerEncoderLayer(4, 2, 8, batch_first=True))
 
 
 def layer():
@@ -29,7 +26,7 @@ def layer():
 
 
 def sequences_first():
-    m = seeded(lambda: nn.MultiheadAttention(4, 2))
+    m = weighted(lambda: nn.MultiheadAttention(4, 2))
     return (lambda X: m(X, X, X, need_weights=False)[0]), [*m.parameters()]
 
 
@@ -44,6 +41,7 @@ CASES = {
     "attention": lambda: (*layer(), {}),
     "the last output": lambda: (*layer(), {"tokens": -1}),
     "some outputs": lambda: (*layer(), {"tokens": slice(0, 2)}),
+    "of the memory": lambda: (layer()[0].cross(queries=drawn(3, 2, 4)), [], {}),
     "batch in the middle": lambda: (*sequences_first(), {"layout": "LNE"}),
     "in place": lambda: (in_place, [], {}),
     "whole batch as one input": lambda: (lambda X: (X * X.mean(0)).sin(), [], {"event_dims": 3}),

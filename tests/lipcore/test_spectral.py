@@ -160,7 +160,7 @@ def test_coverage_over_generators():
 
 @pytest.mark.parametrize("spectrum", SPECTRA)
 def test_bracket_closes(generator, spectrum):
-    """By default to √tol; the value is within tol, or twenty times that where the top is crowded."""
+    """To √tol; the value is within tol, or twenty times that where the top is crowded."""
     found = spectral_norm(with_spectrum(generator, SPECTRA[spectrum], 200), tol=1e-4)
     assert bool(found.converged.all())
     assert bool((found.upper / found.lower <= 1.01 + 1e-9).all())
@@ -239,7 +239,7 @@ def test_scaling(randn, method, dtype, factor):
 
 
 def test_start_may_see_little():
-    """‖J v_1‖ is a ten-millionth of σ_max, and t ≈ σ²: its square would overflow without a scale."""
+    """‖J v_1‖ is a ten-millionth of σ_max, and t ≈ σ²: without a scale its square would overflow."""
     start = torch.randn(50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     eye = torch.eye(50, dtype=torch.float64)
     Q = torch.linalg.qr(torch.stack([start, *eye[:3]], dim=1)).Q[:, 1:]

@@ -12,12 +12,8 @@ from torch import nn
 
 from lipcore import capture, local_lipschitz, measure
 from lipcore.models.structure import attention_modules, blocks, remarks
+from seeded import drawn
 from tiny_models import tiny_model
-
-
-def draw(*shape, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 def double(module):
@@ -83,7 +79,7 @@ class Around(nn.Module):
 
 
 def test_inputs_and_output_are_those_of_the_run_and_the_model_is_left_as_it_was():
-    model, x = double(Around()), draw(2, 3, 4)
+    model, x = double(Around()), drawn(2, 3, 4)
     before = copy.deepcopy(model.state_dict())
     fn, X = capture(model, "child", x)
     torch.testing.assert_close(X, x)
@@ -96,7 +92,7 @@ def test_inputs_and_output_are_those_of_the_run_and_the_model_is_left_as_it_was(
 
 def test_a_value_that_is_changed_in_place_is_that_before_the_call():
     model, mask = double(Around()), torch.ones(2, 3, 1, dtype=torch.float64)
-    fn, X = capture(model, "child", draw(2, 3, 4), mask=mask)
+    fn, X = capture(model, "child", drawn(2, 3, 4), mask=mask)
     assert mask[0, 0, 0] == 1  # the caller's is not touched
     torch.testing.assert_close(fn(X), 2 * model.child.mix(X))
 
@@ -104,7 +100,7 @@ def test_a_value_that_is_changed_in_place_is_that_before_the_call():
 @pytest.mark.parametrize("cache", (list, collections.deque))
 def test_a_cache_is_new_at_every_call(cache):
     model = double(Around())
-    fn, X = capture(model, "child", draw(2, 3, 4), cache=cache())
+    fn, X = capture(model, "child", drawn(2, 3, 4), cache=cache())
     for _ in range(2):
         torch.testing.assert_close(fn(X), 2 * model.child.mix(X))
 
@@ -123,7 +119,7 @@ def test_the_cache_of_the_caller_is_not_touched(name, with_graph):
 
 
 def test_the_first_tensor_varies_and_the_others_are_named():
-    fn, X = capture(double(Residual()), "", draw(2, 3, 4), draw(2, 3, 1, seed=1))
+    fn, X = capture(double(Residual()), "", drawn(2, 3, 4), drawn(2, 3, 1, seed=1))
     assert "(Residual): hidden ↦ out, at fixed scale" in repr(fn)
     other, scale = fn.at("scale")
     assert scale.shape == (2, 3, 1)
@@ -132,12 +128,12 @@ def test_the_first_tensor_varies_and_the_others_are_named():
     with pytest.raises(ValueError, match=r"^name: "):
         fn.at("mask")
     with pytest.raises(ValueError, match=r"^X: "):
-        fn(draw(3, 3, 4))
+        fn(drawn(3, 3, 4))
 
 
 def test_cross_attention_with_respect_to_queries_and_to_memory():
     layer = double(nn.TransformerDecoderLayer(8, 2, 12, batch_first=True))
-    fn, X = capture(layer, "multihead_attn", draw(2, 3, 8), memory := draw(2, 5, 8, seed=1))
+    fn, X = capture(layer, "multihead_attn", drawn(2, 3, 8), memory := drawn(2, 5, 8, seed=1))
     assert (fn.varied, fn.fixed) == (("query",), ("key", "value"))
     assert_right(fn, X)
     of_memory, M = fn.at("key")
@@ -149,7 +145,7 @@ def test_cross_attention_with_respect_to_queries_and_to_memory():
 @pytest.mark.parametrize("inference", (False, True))
 def test_the_same_memory_is_the_same_input(inference):
     with torch.inference_mode(inference):
-        x = draw(3, 5, 8)
+        x = drawn(3, 5, 8)
     module = double(nn.MultiheadAttention(8, 2, batch_first=True))
     fn, X = capture(module, "", x, x.view_as(x), x[:])
     assert fn.varied == ("query", "key", "value")
@@ -197,7 +193,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layouts(name):
     make, shape, layout, found = LAYOUTS[name]
-    module, x = make(), draw(*shape)
+    module, x = make(), drawn(*shape)
     tokens = (x, x, x) if isinstance(module, nn.MultiheadAttention) else (x,)
     fn, X = capture(module, "", *tokens)
     assert (fn.layout, tuple(X.shape)) == (layout, found)
@@ -214,7 +210,7 @@ def test_equal_tokens_hide_nothing(fill):
 
 def test_what_a_module_says_of_its_layout_comes_first():
     """Where each token sees itself alone, trying it out would allow either."""
-    x = draw(5, 3, 8)
+    x = drawn(5, 3, 8)
     _fn, X = capture(attend(), "", x, x, x, attn_mask=~torch.eye(5, dtype=torch.bool))
     assert X.shape == (3, 5, 8)
 
@@ -222,7 +218,7 @@ def test_what_a_module_says_of_its_layout_comes_first():
 def test_encoder_layer_with_the_batch_second_and_padding():
     layer = double(nn.TransformerEncoderLayer(8, 2, 12))
     padding = torch.tensor([[False, False, False], [False, False, True]])
-    x = draw(3, 2, 8)
+    x = drawn(3, 2, 8)
     for name in ("", "self_attn"):
         fn, X = capture(layer, name, x, src_key_padding_mask=padding)
         assert X.shape == (2, 3, 8)
@@ -269,13 +265,13 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_refusals(name):
     make, module, named = REFUSED[name]
-    x = torch.ones(2, 3).long() if name == "whole numbers in" else draw(2, 3, 4)
+    x = torch.ones(2, 3).long() if name == "whole numbers in" else drawn(2, 3, 4)
     with pytest.raises((ValueError, TypeError), match=named):
         capture(make(), module, x)
 
 
 def test_the_second_run_of_a_module():
-    model, x = twice(), draw(2, 3, 4)
+    model, x = twice(), drawn(2, 3, 4)
     _fn, X = capture(model, "0#1", x)
     torch.testing.assert_close(X, model[0](x).tanh())
 

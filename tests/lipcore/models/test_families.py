@@ -1,4 +1,4 @@
-"""Every family of transformers: σ of each attention module against a dense Jacobian of the model."""
+"""Every family of transformers: σ of each attention module against the model's dense Jacobian."""
 
 from __future__ import annotations
 
@@ -19,11 +19,9 @@ def first_tensor(output):
 
 
 def dense(model, name, inputs, until=None):
-    """Jacobians (members, rows, columns) of a module inside the running model, by reverse mode.
-
-    The tokens that enter the module are made a leaf of the graph while the model runs: nothing is
-    taken out of it and called on its own. With ``until``, up to what that module puts out.
-    """
+    """Jacobians (members, rows, columns) of a module, or up to ``until``, by reverse mode."""
+    # the tokens that enter are made a leaf of the graph while the model runs: no module is called
+    # on its own
     name, _, turn = name.partition("#")
     entered, left = [], []
 

@@ -1,4 +1,4 @@
-"""Attention layers read out of modules, against what the modules put out; what cannot be read is refused."""
+"""Attention layers read out of modules, against what the modules put out, or refused."""
 
 from __future__ import annotations
 
@@ -10,17 +10,13 @@ from lipcore import capture, from_module, local_lipschitz, measure
 from lipcore.models.capture import captured, record
 from lipcore.models.modules import read
 from lipcore.models.structure import attention_modules
-
-
-def draw(*shape, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
+from seeded import drawn
 
 
 def double(module):
     with torch.no_grad():
         for i, parameter in enumerate(module.parameters()):
-            parameter.copy_(draw(*parameter.shape, seed=i) / 2)
+            parameter.copy_(drawn(*parameter.shape, seed=i) / 2)
     return module.double().eval()
 
 
@@ -39,7 +35,7 @@ def test_multihead_attention(options):
     module = double(nn.MultiheadAttention(8, 2, **options))
     f = from_module(module)
     assert (f.heads, f.d, f.output_dim) == (2, 8, 8)
-    X = draw(5, 3, 8)
+    X = drawn(5, 3, 8)
     assert_same(f, module, X, X, X)
 
 
@@ -48,21 +44,21 @@ MASKS = {
         "attn_mask": torch.ones(3, 3, dtype=torch.bool).triu(1),
         "key_padding_mask": torch.tensor([[False] * 3, [False, False, True]]),
     },
-    "numbers for each sequence and head": {"attn_mask": draw(4, 3, 3)},
+    "numbers for each sequence and head": {"attn_mask": drawn(4, 3, 3)},
 }
 
 
 @pytest.mark.parametrize("name", MASKS)
 def test_masks_of_multihead_attention(name):
     module = double(nn.MultiheadAttention(8, 2, batch_first=True))
-    X = draw(2, 3, 8)
+    X = drawn(2, 3, 8)
     f = from_module(module, X, X, X, **MASKS[name])
     assert f.bias is None or f.bias.shape == (2, 2, 3, 3)
     assert_same(f, module, X, X, X, **MASKS[name])
 
 
 class OwnAttention(nn.Module):
-    """One's own attention: one fused projection, ordered by head, and what no attribute tells of."""
+    """One's own attention: a fused projection, ordered by head, and what no attribute tells."""
 
     def __init__(self, heads=2, scale=None, window=None, cap=None, clip=0.0, added=None):
         super().__init__()
@@ -84,19 +80,19 @@ class OwnAttention(nn.Module):
 
 def test_ones_own_attention():
     module = double(OwnAttention(scale=0.3))
-    assert_same(from_module(module), module, draw(2, 5, 8))
+    assert_same(from_module(module), module, drawn(2, 5, 8))
 
 
 def crossed():
     layer = double(nn.TransformerDecoderLayer(8, 2, 12, batch_first=True))
-    return capture(layer, "multihead_attn", draw(2, 3, 8), draw(2, 3, 8, seed=1))[0]
+    return capture(layer, "multihead_attn", drawn(2, 3, 8), drawn(2, 3, 8, seed=1))[0]
 
 
 def multihead(**options):
     return double(nn.MultiheadAttention(8, 2, batch_first=True, **options))
 
 
-SIGNS = draw(2, 5, 8).sign()  # at which nothing is clipped
+SIGNS = drawn(2, 5, 8).sign()  # at which nothing is clipped
 REFUSED = {
     "keys of a bias": lambda: from_module(multihead(add_bias_kv=True)),
     "a key of zeros": lambda: from_module(multihead(add_zero_attn=True)),
@@ -138,7 +134,7 @@ UNKNOWN = UNREAD | {"clip": 2, "mpt": 2, "falcon": 2}
 
 def assert_reads(f, fn):
     """The layer agrees with the running module, at the tokens of the run and elsewhere."""
-    for X in (fn.X, fn.X + 0.5 * draw(*fn.X.shape).to(fn.X)):
+    for X in (fn.X, fn.X + 0.5 * drawn(*fn.X.shape).to(fn.X)):
         expected = fn(X).detach()
         scale = expected.abs().amax().item()
         torch.testing.assert_close(f(X), expected, rtol=0, atol=1e-5 * scale)
@@ -189,16 +185,17 @@ WINDOWS = {
     "mixtral": ("MixtralConfig", {"sliding_window": 3, "num_local_experts": 2}, [3, 3]),
     "qwen2": ("Qwen2Config", {"use_sliding_window": True, "sliding_window": 3,
                               "layer_types": LAYER_TYPES}, [3, None]),
-    "qwen2, unused": ("Qwen2Config", {"use_sliding_window": False, "sliding_window": 3}, [None] * 2),
+    "qwen2, unused": ("Qwen2Config", {"use_sliding_window": False, "sliding_window": 3},
+                      [None, None]),
     "gemma2": ("Gemma2Config", {"sliding_window": 4, "layer_types": LAYER_TYPES, "head_dim": 4},
                [4, None]),
     "gemma3": ("Gemma3TextConfig", {"sliding_window": 3, "layer_types": LAYER_TYPES, "head_dim": 4},
                [3, None]),
     "gpt-oss": ("GptOssConfig", {"sliding_window": 3, "layer_types": LAYER_TYPES, "head_dim": 4,
                                  "num_local_experts": 2, "num_experts_per_tok": 1}, [3, None]),
-    "modernbert": ("ModernBertConfig", {"local_attention": 6, "global_attn_every_n_layers": 2, "num_key_value_heads": 2,
-                                        "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2},
-                   [None, 4]),
+    "modernbert": ("ModernBertConfig", {"local_attention": 6, "global_attn_every_n_layers": 2,
+                                        "num_key_value_heads": 2, "pad_token_id": 0,
+                                        "cls_token_id": 1, "sep_token_id": 2}, [None, 4]),
 }  # fmt: skip
 SMALL = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
          "num_key_value_heads": 1, "intermediate_size": 12, "pad_token_id": 0}  # fmt: skip
@@ -251,7 +248,7 @@ ADDED = {
     "window": lambda apart: torch.where(apart.abs() > 2, -torch.inf, 0.0),
     "bias": lambda apart: -0.1 * apart.abs(),
 }
-TOKENS = {"zeros": 0 * SIGNS, "ones": 0 * SIGNS + 1, "small": 1e-9 * SIGNS, "drawn": draw(2, 5, 8)}
+TOKENS = {"zeros": 0 * SIGNS, "ones": 0 * SIGNS + 1, "small": 1e-9 * SIGNS, "drawn": drawn(2, 5, 8)}
 
 
 @pytest.mark.parametrize("tokens", TOKENS)
