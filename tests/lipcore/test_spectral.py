@@ -291,7 +291,7 @@ def test_a_large_kernel_costs_nothing(generator):
     """100 values crowd at the top of 100 × 1000: the vectors u keep rounding out of the kernel."""
     tall = with_spectrum(generator, np.linspace(1, 0.95, 100), rows=1000).to(torch.float32)
     single, double = (spectral_norm(M, tol=1e-4) for M in (tall.T, tall.T.double()))
-    assert abs(int(single.iterations) - int(double.iterations)) <= 1
+    assert abs(int(single.iterations) - int(double.iterations)) <= 3
 
 
 @pytest.mark.parametrize("gap", [1e-3, 1e-6, 1e-9])

