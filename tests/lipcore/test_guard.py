@@ -79,10 +79,6 @@ def exponential_in_place(x):
     return mixed(h)
 
 
-def exponential_out_of_place(x):
-    return mixed((2 * x.exp()).clamp(max=5))
-
-
 def upcast_softmax(x):
     return scores(x).float().softmax(-1).to(x.dtype) @ x
 
@@ -147,16 +143,6 @@ class NoRule(torch.autograd.Function):
         return x.clone()
 
 
-@torch.no_grad()
-def without_gradients(x):
-    return mixed(x)
-
-
-@torch.inference_mode()
-def in_inference_mode(x):
-    return mixed(x)
-
-
 def partly_without(x):
     with torch.no_grad():
         s = scores(x)
@@ -173,14 +159,6 @@ def seeded(x):
     return F.dropout(x, 0.5)
 
 
-def one_into_another(x):
-    return torch.cat([x[:1] + x[2:], x[1:]])
-
-
-def last_looks_at_one(x):
-    return torch.cat([x[:-1], x[-1:] + 0.1 * x[3:4]])
-
-
 def counting():
     calls = itertools.count(1)
     return lambda x: x * (1 + next(calls) % 2)
@@ -189,18 +167,6 @@ def counting():
 def shared_generator():
     generator = torch.Generator().manual_seed(0)
     return lambda x: x * torch.rand(x.shape, generator=generator, dtype=x.dtype)
-
-
-class Watched(nn.Module):
-    """A buffer that counts calls."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x):
-        self.calls += 1
-        return x.sin()
 
 
 def of(m, call=lambda m, x: m(x)):
@@ -232,6 +198,12 @@ def across(m, x):
     return m(x.mT).mT
 
 
+def counting_calls(m, x):
+    y = across(m, x)
+    m.num_batches_tracked += 1
+    return y
+
+
 def other_dtype():
     is_single = torch.get_default_dtype() == torch.float32
     return nn.Linear(D, D, dtype=torch.float64 if is_single else torch.float32).eval()
@@ -257,7 +229,8 @@ MAPS = {
     "in place, a residual": Map(lambda: residual_in_place),
     "in place, scores": Map(lambda: scores_in_place, truth=scores_out_of_place),
     "in place, slices": Map(lambda: slices),
-    "in place, what was saved": Map(lambda: exponential_in_place, truth=exponential_out_of_place),
+    "in place, what was saved": Map(
+        lambda: exponential_in_place, truth=lambda x: mixed((2 * x.exp()).clamp(max=5))),
     "in place, its argument": Map(lambda: lambda x: x.mul_(total(x)), truth=lambda x: x * total(x)),
     "LSTM": Map(lambda: of(nn.LSTM(D, D, batch_first=True).eval(), lambda m, x: m(x)[0])),
     "GRU": Map(lambda: of(nn.GRU(D, D, batch_first=True).eval(), lambda m, x: m(x)[0])),
@@ -291,15 +264,17 @@ MAPS = {
     "batch lost": wrong(lambda: lambda x: x.sum(0), "event_dims=3"),
     "channels as a batch": wrong(lambda: conv(3), "event_dims=3", IMAGES),
     "more channels": wrong(lambda: conv(4), "event_dims=3", IMAGES),
-    "one member into another": wrong(lambda: one_into_another, "influence"),
-    "one pair among many": wrong(lambda: last_looks_at_one, "influence", MANY),
+    "one member into another": wrong(
+        lambda: lambda x: torch.cat([x[:1] + x[2:], x[1:]]), "influence"),
+    "one pair among many": wrong(
+        lambda: lambda x: torch.cat([x[:-1], x[-1:] + x[3:4]]), "influence", MANY),
     "independent only in pairs": wrong(lambda: lambda x: x + x.roll(2, 0) / 9, "influence", MANY),
     "hidden mean": wrong(lambda: lambda x: x - x.mean(0).detach(), "influence"),
     "hidden mean of many": wrong(lambda: lambda x: x - x.mean(0).detach(), "influence", MANY),
     # --- a part is hidden from autodiff ---
-    "no_grad": wrong(lambda: without_gradients, "no_grad"),
+    "no_grad": wrong(lambda: torch.no_grad()(mixed), "no_grad"),
     "no_grad around scores": wrong(lambda: partly_without, "no_grad"),
-    "inference mode": wrong(lambda: in_inference_mode, "inference_mode"),
+    "inference mode": wrong(lambda: torch.inference_mode()(mixed), "inference_mode"),
     "detached scores": wrong(lambda: lambda x: scores(x).detach().softmax(-1) @ x, "detach"),
     "detached, many members": wrong(lambda: lambda x: x + x.detach().sin(), "detach", MANY),
     "detached, a number of members": wrong(
@@ -323,7 +298,7 @@ MAPS = {
     "seed set, nothing drawn": wrong(lambda: lambda x: (torch.manual_seed(1), x)[1], "seed"),
     "generator of its own": wrong(shared_generator, "same output"),
     "state between calls": wrong(counting, "same output"),
-    "buffer": wrong(lambda: of(Watched().eval()), "buffer"),
+    "buffer": wrong(lambda: of(nn.BatchNorm1d(D).eval(), counting_calls), "buffer"),
     "batch norm in training": wrong(lambda: of(nn.BatchNorm1d(D), across), r"\.eval\(\)"),
     "mode changed inside": wrong(
         lambda: of(conv(3), lambda m, x: m(x) + 0 * bool(m.train())), "mode", (3, 3, 4)),
