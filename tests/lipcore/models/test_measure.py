@@ -1,120 +1,146 @@
-"""A whole model in one table: what is in it, what it says, what it keeps."""
+"""The table of measurements: every column is what the function it names gives."""
 
-from __future__ import annotations
+import math
 
-import json
-
-import pandas as pd
 import pytest
 import torch
-from torch import nn
 
-from lipcore import measure
-from lipcore.models import measure as measuring
+from lab.measure_layer import BOUNDS, measure_layer
+from lipcore import Attention, local_lipschitz
+from lipcore.bounds import best_upper, layer_upper, local_upper
+from lipcore.models.measure import versions
+
+NUMBERS = {"sigma", "lower", "upper", "probability", "residual", "iterations", "converged"}
+OF_TOKENS = {"sequence", "released", "radius_rms", "radius_max"}
+LOGARITHMS = {"log_best", "log_general"}
+
+
+@pytest.fixture(params=(False, True), ids=("both ways", "causal"))
+def attention(make_case, request):
+    return make_case("biases, causal" if request.param else "biases").attention
 
 
 @pytest.fixture
-def model():
-    layer = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True)
-    return nn.TransformerEncoder(layer, 3).double().eval()
+def X(attention, randn):
+    return randn(3, 5, attention.d)
 
 
 @pytest.fixture
-def X():
-    return torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+def rows(attention, X):
+    return measure_layer(attention, X)
 
 
-def test_one_row_for_each_module_and_sequence(model, X, capsys):
-    table = measure(model, X)
-    assert list(table) == measuring.COLUMNS and table.attrs["complete"]
-    assert table["layer"].tolist() == [f"layers.{i}.self_attn" for i in (0, 0, 1, 1, 2, 2)]
-    assert table["sequence"].tolist() == [0, 1] * 3
-    assert set(table["kind"]) == {"MultiheadAttention"} and set(table["shape"]) == {(4, 8)}
-    rows = json.loads(table.to_json(orient="records", double_precision=15))
-    assert [row["sigma"] for row in rows] == pytest.approx(table["sigma"].tolist(), rel=1e-14)
-    with pd.option_context("display.width", 80, "display.max_columns", 0):  # a narrow terminal
-        title = str(table).splitlines()[0].split()
-    assert title[0] == "layer" and title[-2:] == ["upper", "sigma"]
-    assert capsys.readouterr().err == ""
+def column(rows, name):
+    return torch.tensor([row[name] for row in rows], dtype=torch.float64)
 
 
-@pytest.mark.parametrize(("layers", "expected"), (
-    (1, ["layers.1.self_attn"]),
-    ([2, 0], ["layers.0.self_attn", "layers.2.self_attn"]),
-    ("layers.1.self_attn", ["layers.1.self_attn"]),
-))  # fmt: skip
-def test_some_of_the_layers(model, X, layers, expected):
-    assert list(dict.fromkeys(measure(model, X, layers=layers)["layer"])) == expected
+def close(rel=1e-4):
+    return {"rtol": rel, "atol": 0.0}
 
 
-def test_scopes(model, X):
-    assert measure(model, X, scope="block")["kind"][0] == "TransformerEncoderLayer"
-    first = measure(model, X, scope="model").iloc[0]
-    assert first["layer"] == "TransformerEncoder" and "layers.0" in first["note"]
+def test_one_row_a_sequence_with_every_column(rows):
+    assert [row["sequence"] for row in rows] == [0, 1, 2]
+    for row in rows:
+        assert set(row) == NUMBERS | OF_TOKENS | LOGARITHMS | set(BOUNDS)
 
 
-def test_tolerance_and_start_are_passed_on(model, X):
-    rough = measure(model, X, tol=0.1, layers=0)
-    fine = measure(model, X, tol=1e-8, layers=0)
-    assert fine["upper"][0] - fine["lower"][0] < rough["upper"][0] - rough["lower"][0]
-    other = measure(model, X, tol=0.1, layers=0, generator=torch.Generator().manual_seed(5))
-    assert rough["sigma"].tolist() != other["sigma"].tolist()
+def test_sigma_is_that_of_the_dense_jacobian(attention, X, rows):
+    J = attention.jacobian(X).dense()
+    torch.testing.assert_close(column(rows, "sigma"), torch.linalg.matrix_norm(J, 2), **close())
 
 
-@pytest.mark.parametrize(("named", "options"), (
-    ("scope", {"scope": "head"}),
-    ("tol", {"tol": 0}),
-    ("layers", {"layers": 3}),
-    ("layers", {"layers": "layers.7"}),
-    ("layers", {"layers": 0, "scope": "model"}),
-    ("model", {"model": "bert"}),
-    ("model", {"model": nn.Linear(8, 8).double().eval()}),
-    ("model", {"model": nn.MultiheadAttention(8, 2).double()}),  # in training
-))  # fmt: skip
-def test_bad_options(model, X, named, options):
-    with pytest.raises((ValueError, TypeError), match=f"^{named}: "):
-        measure(options.pop("model", model), X, **options)
+def test_released_is_the_square_root_of_the_gradient(attention, X, rows):
+    outputs = attention(X).flatten(1)
+    gradients = (attention.jacobian(X).dense().mT @ outputs[..., None])[..., 0]
+    torch.testing.assert_close(column(rows, "released"), gradients.norm(dim=-1).sqrt(), **close())
 
 
-def test_a_module_that_cannot_be_measured_says_so_and_the_others_are(model, X):
-    class Nowhere(nn.MultiheadAttention):
-        def forward(self, *args, **kwargs):
-            out, weights = super().forward(*args, **kwargs)
-            return out * float("nan"), weights
-
-    model.layers[2].self_attn = Nowhere(8, 2, batch_first=True).double().eval()
-    with pytest.warns(UserWarning, match="^1 of 3 modules"):
-        table = measure(model, X)
-    last = table.iloc[-1]
-    assert last[["probability", "lower", "upper", "sigma"]].isna().all() and not last["converged"]
-    assert "NaN" in last["note"] and all(sigma > 0 for sigma in table["sigma"][:4])
+def test_bracket_and_how_it_was_found(attention, X, rows):
+    found = local_lipschitz(attention, X)
+    for name in ("lower", "upper", "residual"):
+        torch.testing.assert_close(column(rows, name), getattr(found, name), rtol=1e-6, atol=1e-9)
+    assert [row["iterations"] for row in rows] == found.iterations.tolist()
+    assert {row["converged"] for row in rows} == {True}
+    assert {row["probability"] for row in rows} == {found.probability}
+    torch.testing.assert_close(column(rows, "sigma"), found.value)
 
 
-def test_half_precision_is_refused(model, X):
-    with pytest.warns(UserWarning, match="^3 of 3 modules"):
-        table = measure(model.half(), X.half())
-    assert table["sigma"].dtype == float and table["sigma"].isna().all()
-    assert all("float16" in note for note in table["note"])
+def test_radii(X, rows):
+    for row, tokens in zip(rows, X, strict=True):
+        norms = tokens.norm(dim=-1)
+        assert row["radius_max"] == pytest.approx(norms.max().item())
+        assert row["radius_rms"] == pytest.approx(norms.square().mean().sqrt().item())
 
 
-def test_interrupted(model, X, monkeypatch):
-    calls, real = [], measuring.local_lipschitz
-
-    def interrupted(fn, X, **options):
-        calls.append(fn)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return real(fn, X, **options)
-
-    monkeypatch.setattr(measuring, "local_lipschitz", interrupted)
-    with pytest.warns(UserWarning, match="2 of 3 modules"):
-        table = measure(model, X)
-    assert not table.attrs["complete"] and len(table) == 4
+def test_bounds(attention, X, rows):
+    torch.testing.assert_close(column(rows, "local"), local_upper(attention, X))
+    for row in rows:
+        ball = {"n": 5, "radius": row["radius_max"]}
+        general = layer_upper(attention, **ball)
+        best = best_upper(attention=attention, **ball)
+        assert (row["general"], row["best"]) == pytest.approx((general, best))
+        for name in ("best", "general"):
+            assert row[f"log_{name}"] == pytest.approx(math.log(row[name]))
+        assert row["sigma"] <= min(row["local"], row["best"]) and row["best"] <= row["general"]
 
 
-def test_derivatives_that_are_not_compared(model, X):
-    """What autodiff gives says so; an attention that is read has no such derivative."""
-    block = measure(model, X, scope="block", layers=0, check=False)
-    assert all("unchecked" in note for note in block["note"])
-    assert set(measure(model, X, scope="block", layers=0)["note"]) == {""}
-    assert set(measure(model, X, layers=0, check=False)["note"]) == {""}
+def test_bounds_that_were_not_asked_for(attention, X, rows):
+    for row, whole in zip(measure_layer(attention, X, bounds=["general"]), rows, strict=True):
+        assert list(row) == list(whole)
+        missing = {name for name, value in row.items() if math.isnan(value)}
+        assert missing == {"local", "best", "log_best"} and row["general"] == whole["general"]
+
+
+def test_certificate_that_always_holds(attention, X):
+    for row in measure_layer(attention, X, certificate="always", bounds=["local"]):
+        assert row["probability"] == 1 and row["upper"] == pytest.approx(row["local"])
+    (row,) = measure_layer(attention, X[:1], certificate="always", bounds=[])
+    assert row["upper"] > 1.01 * row["sigma"] and math.isnan(row["local"])
+
+
+def test_tolerance(attention, X):
+    loose = measure_layer(attention, X, tol=0.1, bounds=[])
+    tight = measure_layer(attention, X, tol=1e-12, bounds=[])
+    for one, two in zip(loose, tight, strict=True):
+        assert one["iterations"] < two["iterations"]
+        assert one["sigma"] <= two["sigma"] * (1 + 1e-12) and two["upper"] / two["lower"] < 1 + 1e-5
+
+
+def test_start(attention, X, rows):
+    for one, other in zip(
+        rows, measure_layer(attention, X, generator=torch.Generator()), strict=True
+    ):
+        assert one["sigma"] != other["sigma"]
+        assert one["sigma"] == pytest.approx(other["sigma"], rel=1e-3)
+
+
+def test_bounds_past_the_range_of_numbers(attention, X, monkeypatch):
+    monkeypatch.setattr(
+        "lab.measure_layer.best_upper", lambda log, **options: 709.0 if log else None
+    )
+    monkeypatch.setattr("lab.measure_layer.layer_upper", lambda *args, log, **options: 1e4)
+    for row in measure_layer(attention, X):
+        assert row["best"] == pytest.approx(math.exp(709)) and row["log_best"] == 709
+        assert row["general"] == math.inf and row["log_general"] == 1e4
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"bounds": ["unified"]}, ValueError, "^bounds: "),
+        ({"bounds": "all"}, ValueError, "^bounds: "),
+        ({"certificate": "never"}, ValueError, "^certificate: "),
+        ({"X": torch.ones(3, 4)}, ValueError, "^X: "),
+        ({"X": torch.ones(1, 3, 5)}, ValueError, "^X: "),
+        ({"X": [1.0]}, TypeError, "^X: "),
+        ({"tol": 0}, ValueError, "tol"),
+    ],
+)
+def test_bad_input(options, error, message):
+    attention = Attention.from_matrices(torch.eye(4), torch.eye(4))
+    with pytest.raises(error, match=message):
+        measure_layer(**{"attention": attention, "X": torch.ones(1, 3, 4)} | options)
+
+
+def test_versions_are_those_of_the_packages():
+    assert versions()["torch"] == torch.__version__

@@ -1,106 +1,120 @@
-"""The table of measurements: every column is what the function it names gives."""
+"""A whole model in one table: what is in it, what it says, what it keeps."""
 
-import math
+from __future__ import annotations
 
+import json
+
+import pandas as pd
 import pytest
 import torch
+from torch import nn
 
-from lab.measure_layer import BOUNDS, measure_layer
-from lipcore import Attention, local_lipschitz
-from lipcore.bounds import best_upper, layer_upper, local_upper
-
-NUMBERS = {"sigma", "lower", "upper", "probability", "residual", "iterations", "converged"}
-OTHERS = {"sequence", "released", "radius_rms", "radius_max", "log_best", "log_general", *BOUNDS}
-
-
-@pytest.fixture(params=("biases", "biases, causal"))
-def attention(make_case, request):
-    return make_case(request.param).attention
+from lipcore import measure
+from lipcore.models import measure as measuring
 
 
 @pytest.fixture
-def X(attention, randn):
-    return randn(3, 5, attention.d)
+def model():
+    layer = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True)
+    return nn.TransformerEncoder(layer, 3).double().eval()
 
 
 @pytest.fixture
-def rows(attention, X):
-    return measure_layer(attention, X)
+def X():
+    return torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
-def test_columns(attention, X, rows):
-    assert [row["sequence"] for row in rows] == [0, 1, 2]
-    assert all(set(row) == NUMBERS | OTHERS for row in rows)
-    assert {row["converged"] for row in rows} == {True}
-    found, J = local_lipschitz(attention, X), attention.jacobian(X).dense()
-    assert [row["iterations"] for row in rows] == found.iterations.tolist()
-    assert {row["probability"] for row in rows} == {found.probability}
-    norms, outputs = X.norm(dim=-1), attention(X).flatten(1)
-    gradients = (J.mT @ outputs[..., None])[..., 0]
-    expected = {
-        "sigma": torch.linalg.matrix_norm(J, 2),
-        "lower": found.lower,
-        "upper": found.upper,
-        "residual": found.residual,
-        "released": gradients.norm(dim=-1).sqrt(),  # the square root of the gradient
-        "radius_max": norms.amax(-1),
-        "radius_rms": norms.square().mean(-1).sqrt(),
-        "local": local_upper(attention, X),
-    }
-    for name, truth in expected.items():
-        column = [row[name] for row in rows]
-        assert column == pytest.approx(truth.tolist(), rel=1e-4, abs=1e-9), name
+def test_one_row_for_each_module_and_sequence(model, X, capsys):
+    table = measure(model, X)
+    assert list(table) == measuring.COLUMNS and table.attrs["complete"]
+    assert table["layer"].tolist() == [f"layers.{i}.self_attn" for i in (0, 0, 1, 1, 2, 2)]
+    assert table["sequence"].tolist() == [0, 1] * 3
+    assert set(table["kind"]) == {"MultiheadAttention"} and set(table["shape"]) == {(4, 8)}
+    rows = json.loads(table.to_json(orient="records", double_precision=15))
+    assert [row["sigma"] for row in rows] == pytest.approx(table["sigma"].tolist(), rel=1e-14)
+    with pd.option_context("display.width", 80, "display.max_columns", 0):  # a narrow terminal
+        title = str(table).splitlines()[0].split()
+    assert title[0] == "layer" and title[-2:] == ["upper", "sigma"]
+    assert capsys.readouterr().err == ""
 
 
-def test_bounds(attention, rows):
-    for row in rows:
-        ball = {"n": 5, "radius": row["radius_max"]}
-        bounds = {"general": layer_upper(attention, **ball)}
-        bounds["best"] = best_upper(attention=attention, **ball)
-        for name, bound in bounds.items():
-            assert row[name] == pytest.approx(bound)
-            assert row[f"log_{name}"] == pytest.approx(math.log(bound))
-        assert row["sigma"] <= min(row["local"], row["best"]) and row["best"] <= row["general"]
+@pytest.mark.parametrize(("layers", "expected"), (
+    (1, ["layers.1.self_attn"]),
+    ([2, 0], ["layers.0.self_attn", "layers.2.self_attn"]),
+    ("layers.1.self_attn", ["layers.1.self_attn"]),
+))  # fmt: skip
+def test_some_of_the_layers(model, X, layers, expected):
+    assert list(dict.fromkeys(measure(model, X, layers=layers)["layer"])) == expected
 
 
-def test_bounds_that_were_not_asked_for(attention, X, rows):
-    for row, whole in zip(measure_layer(attention, X, bounds=["general"]), rows, strict=True):
-        assert list(row) == list(whole) and row["general"] == whole["general"]
-        missing = {name for name, value in row.items() if math.isnan(value)}
-        assert missing == {"local", "best", "log_best"}
+def test_scopes(model, X):
+    assert measure(model, X, scope="block")["kind"][0] == "TransformerEncoderLayer"
+    first = measure(model, X, scope="model").iloc[0]
+    assert first["layer"] == "TransformerEncoder" and "layers.0" in first["note"]
 
 
-def test_certificate_that_always_holds(attention, X):
-    for row in measure_layer(attention, X, certificate="always", bounds=["local"]):
-        assert row["probability"] == 1 and row["upper"] == pytest.approx(row["local"])
-    (row,) = measure_layer(attention, X[:1], certificate="always", bounds=[])
-    assert row["upper"] > 1.01 * row["sigma"] and math.isnan(row["local"])
+def test_tolerance_and_start_are_passed_on(model, X):
+    rough = measure(model, X, tol=0.1, layers=0)
+    fine = measure(model, X, tol=1e-8, layers=0)
+    assert fine["upper"][0] - fine["lower"][0] < rough["upper"][0] - rough["lower"][0]
+    other = measure(model, X, tol=0.1, layers=0, generator=torch.Generator().manual_seed(5))
+    assert rough["sigma"].tolist() != other["sigma"].tolist()
 
 
-def test_tolerance_and_start(attention, X, rows):
-    loose = measure_layer(attention, X, tol=0.1, bounds=[])
-    other = measure_layer(attention, X, generator=torch.Generator(), bounds=[])
-    for one, two, three in zip(loose, rows, other, strict=True):
-        assert one["iterations"] < two["iterations"]
-        assert two["sigma"] != three["sigma"] == pytest.approx(two["sigma"], rel=1e-3)
+@pytest.mark.parametrize(("named", "options"), (
+    ("scope", {"scope": "head"}),
+    ("tol", {"tol": 0}),
+    ("layers", {"layers": 3}),
+    ("layers", {"layers": "layers.7"}),
+    ("layers", {"layers": 0, "scope": "model"}),
+    ("model", {"model": "bert"}),
+    ("model", {"model": nn.Linear(8, 8).double().eval()}),
+    ("model", {"model": nn.MultiheadAttention(8, 2).double()}),  # in training
+))  # fmt: skip
+def test_bad_options(model, X, named, options):
+    with pytest.raises((ValueError, TypeError), match=f"^{named}: "):
+        measure(options.pop("model", model), X, **options)
 
 
-def test_bounds_past_the_range_of_numbers(attention, X, monkeypatch):
-    module = "lab.measure_layer"
-    monkeypatch.setattr(f"{module}.best_upper", lambda log, **options: 709.0 if log else None)
-    monkeypatch.setattr(f"{module}.layer_upper", lambda *args, log, **options: 1e4)
-    for row in measure_layer(attention, X):
-        assert row["best"] == pytest.approx(math.exp(709)) and row["log_best"] == 709
-        assert row["general"] == math.inf and row["log_general"] == 1e4
+def test_a_module_that_cannot_be_measured_says_so_and_the_others_are(model, X):
+    class Nowhere(nn.MultiheadAttention):
+        def forward(self, *args, **kwargs):
+            out, weights = super().forward(*args, **kwargs)
+            return out * float("nan"), weights
+
+    model.layers[2].self_attn = Nowhere(8, 2, batch_first=True).double().eval()
+    with pytest.warns(UserWarning, match="^1 of 3 modules"):
+        table = measure(model, X)
+    last = table.iloc[-1]
+    assert last[["probability", "lower", "upper", "sigma"]].isna().all() and not last["converged"]
+    assert "NaN" in last["note"] and all(sigma > 0 for sigma in table["sigma"][:4])
 
 
-BAD = [{"bounds": ["unified"]}, {"bounds": "all"}, {"certificate": "never"}, {"tol": 0},
-       {"X": torch.ones(3, 4)}, {"X": torch.ones(1, 3, 5)}, {"X": [1.0]}]  # fmt: skip
+def test_half_precision_is_refused(model, X):
+    with pytest.warns(UserWarning, match="^3 of 3 modules"):
+        table = measure(model.half(), X.half())
+    assert table["sigma"].dtype == float and table["sigma"].isna().all()
+    assert all("float16" in note for note in table["note"])
 
 
-@pytest.mark.parametrize("options", BAD, ids=str)
-def test_bad_input(options):
-    given = {"attention": Attention.from_matrices(torch.eye(4), torch.eye(4))}
-    given["X"] = torch.ones(1, 3, 4)
-    with pytest.raises((ValueError, TypeError), match=f"^{next(iter(options))}: "):
-        measure_layer(**given | options)
+def test_interrupted(model, X, monkeypatch):
+    calls, real = [], measuring.local_lipschitz
+
+    def interrupted(fn, X, **options):
+        calls.append(fn)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(fn, X, **options)
+
+    monkeypatch.setattr(measuring, "local_lipschitz", interrupted)
+    with pytest.warns(UserWarning, match="2 of 3 modules"):
+        table = measure(model, X)
+    assert not table.attrs["complete"] and len(table) == 4
+
+
+def test_derivatives_that_are_not_compared(model, X):
+    """What autodiff gives says so; an attention that is read has no such derivative."""
+    block = measure(model, X, scope="block", layers=0, check=False)
+    assert all("unchecked" in note for note in block["note"])
+    assert set(measure(model, X, scope="block", layers=0)["note"]) == {""}
+    assert set(measure(model, X, layers=0, check=False)["note"]) == {""}
