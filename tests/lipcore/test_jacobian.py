@@ -74,7 +74,7 @@ def test_adjoint(every_case):
 
 
 @pytest.mark.parametrize("store", [True, False], ids=["P kept", "P worked out anew"])
-@pytest.mark.parametrize("rows", [1, 2, 64])
+@pytest.mark.parametrize("rows", [2, 64])
 def test_tiles_change_nothing(case_in_three_terms, monkeypatch, store, rows):
     """Any cut into tiles (one head and a few rows at a time) gives the products of the whole."""
     f, X = case_in_three_terms.attention, case_in_three_terms.X
@@ -166,7 +166,7 @@ def test_threads_do_not_meet(randn):
     X, before = randn(1, 5, 4), kernels()
     expected = local_lipschitz(map_, X).value
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: local_lipschitz(map_, X).value, range(60)))
+        found = list(pool.map(lambda _: local_lipschitz(map_, X).value, range(24)))
     assert all(torch.equal(value, expected) for value in found) and kernels() == before
 
 

@@ -12,7 +12,7 @@ from scipy.stats import binom
 from lipcore import Attention, AutogradJacobian, local_lipschitz, spectral_norm
 from lipcore.bounds import local_upper
 from lipcore.bounds.causal import causal_average
-from lipcore.operators import LinearOperator, MatrixOperator
+from lipcore.operators import FunctionOperator, MatrixOperator
 
 METHODS = ("lanczos", "power")
 METHOD = pytest.mark.parametrize("method", METHODS)
@@ -310,26 +310,17 @@ def test_hidden_singular_value_is_not_overlooked(generator):
     assert spectral_norm(M).value.item() == pytest.approx(1.3, rel=1e-4)
 
 
-class OneDirection(LinearOperator):
-    """x ↦ x/10 + w⟨w, x⟩, with inner products that lose nothing; its norm is 0.1 + ‖w‖²."""
-
-    def __init__(self, w):
-        self.w = w
-        self._describe(w, (), w.shape, w.shape)
-
-    def matvec(self, H):
-        return H / 10 + self.w * (self.w.double() @ H.double()).to(self.dtype)
-
-    rmatvec = matvec
-
-
 @pytest.mark.parametrize("columns", [3000, 2**20 + 3])
 def test_long_vectors_keep_their_digits(columns):
-    """In float32, where one token has most of w: adding up square after square loses 1e-4."""
+    """x ↦ x/10 + w⟨w, x⟩ in float32; one token has most of w, and adding up squares loses 1e-4."""
     w = torch.randn(columns, generator=torch.Generator().manual_seed(0))
     w[:400] *= 4 * (columns / 400) ** 0.5
     w /= torch.linalg.vector_norm(w.double()).float()
-    found = spectral_norm(OneDirection(w))
+
+    def product(x):
+        return x / 10 + w * (w.double() @ x.double()).float()
+
+    found = spectral_norm(FunctionOperator(product, product, w, (), w.shape, w.shape))
     exact = 0.1 + torch.linalg.vector_norm(w.double()) ** 2
     assert abs(found.value.double() / exact - 1) < 2e-6
     assert abs(torch.linalg.vector_norm(found.right.double()) - 1) < 2e-6
@@ -362,28 +353,23 @@ def test_each_member_stops_for_itself(generator):
     assert lanczos[0] < lanczos[1] / 2 and power[0] < power[1] / 2 and lanczos[1] < power[1]
 
 
-class Counted(MatrixOperator):
-    """Counts its products, and takes derivatives, which inference mode does not allow."""
-
-    allows_inference_mode = False
-    forth = back = 0
-
-    def matvec(self, H):
-        self.forth += 1
-        x = torch.ones_like(H, requires_grad=True)
-        return super().matvec(torch.autograd.grad((x * H).sum(), x)[0])
-
-    def rmatvec(self, G):
-        self.back += 1
-        return super().rmatvec(G)
-
-
 def test_iterations_count_products(randn):
-    """``iterations`` are pairs of products; the value itself may take one with J more."""
-    operator = Counted(randn(20, 10))
-    found = spectral_norm(operator)
-    assert found.value.item() == pytest.approx(torch.linalg.matrix_norm(operator.matrix, 2).item())
-    assert operator.back == found.iterations and operator.forth - found.iterations in (0, 1)
+    """They are pairs of products, which may take derivatives; the value may take one more."""
+    M, calls = randn(20, 10), []
+
+    def forth(H):
+        calls.append("J")
+        x = torch.ones_like(H, requires_grad=True)
+        return M @ torch.autograd.grad((x * H).sum(), x)[0]
+
+    def back(G):
+        calls.append("JT")
+        return M.mT @ G
+
+    found = spectral_norm(FunctionOperator(forth, back, M, (), (10,), (20,)))
+    assert found.value.item() == pytest.approx(torch.linalg.matrix_norm(M, 2).item())
+    assert calls.count("JT") == found.iterations
+    assert calls.count("J") - found.iterations in (0, 1)
 
 
 @pytest.mark.parametrize("name", ["heads projected", "narrow head"])
