@@ -13,60 +13,33 @@ from lipcore.jacobian import AttentionJacobian
 needs_gpu = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA device, PyTorch sees none"
 )
+STORE = pytest.mark.parametrize("store", [True, False], ids=["P kept", "P worked out anew"])
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 
 
-KINDS = ["P kept", "P worked out anew"]
-
-
-def jacobian(kind: str, attention, X) -> AttentionJacobian:
-    return AttentionJacobian(attention, X, store=kind == "P kept")
-
-
-def like(shape_of: AttentionJacobian, name: str) -> torch.Tensor:
-    shape = (*shape_of.batch_shape, *getattr(shape_of, f"{name}_shape"))
-    return torch.randn(shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-
-
 @needs_gpu
-@pytest.mark.parametrize("kind", KINDS)
-def test_products(case, kind):
-    here = jacobian(kind, case.attention, case.X)
-    there = jacobian(kind, case.attention.to("cuda"), case.X.cuda())
-    H, G = like(here, "input"), like(here, "output")
-    for name, vector in (("matvec", H), ("rmatvec", G)):
+@STORE
+def test_products(case, store, randn):
+    here = AttentionJacobian(case.attention, case.X, store=store)
+    there = AttentionJacobian(case.attention.to("cuda"), case.X.cuda(), store=store)
+    for name, shape in (("matvec", here.input_shape), ("rmatvec", here.output_shape)):
+        vector = randn(*here.batch_shape, *shape)
         image = getattr(there, name)(vector.cuda())
         assert image.device.type == "cuda"
         torch.testing.assert_close(image.cpu(), getattr(here, name)(vector), **CLOSE)
 
 
-@pytest.mark.parametrize(
-    ("device", "its_own"), [("cpu", "TILE_BYTES"), ("cuda", "ACCELERATOR_TILE_BYTES")]
-)
-def test_the_accelerator_has_tiles_of_its_own(monkeypatch, device, its_own):
-    tiles = len(module.cut_into_tiles(8, 300, 8, device))
-    for size in ("TILE_BYTES", "ACCELERATOR_TILE_BYTES"):
-        with monkeypatch.context() as patch:
-            patch.setattr(module, size, 1)
-            cut = module.cut_into_tiles(8, 300, 8, device)
-            assert (len(cut) > tiles) == (size == its_own)
-
-
 @needs_gpu
 def test_local_constant(case):
+    attention, X = case.attention.to("cuda"), case.X.cuda()
     here = local_lipschitz(case.attention, case.X, tol=1e-10)
-    there = local_lipschitz(case.attention.to("cuda"), case.X.cuda(), tol=1e-10)
+    there = local_lipschitz(attention, X, tol=1e-10)
     for name in ("value", "upper"):
-        torch.testing.assert_close(
-            getattr(there, name).cpu(), getattr(here, name), rtol=1e-8, atol=1e-12
-        )
+        found, expected = getattr(there, name).cpu(), getattr(here, name)
+        torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-12)
     for name in ("value", "lower", "upper", "residual", "iterations", "converged", "left", "right"):
         assert getattr(there, name).device.type == "cuda", name
-    bounded = local_lipschitz(
-        case.attention.to("cuda"),
-        case.X.cuda(),
-        upper_bound=local_upper(case.attention.to("cuda"), case.X.cuda()),
-    )
+    bounded = local_lipschitz(attention, X, upper_bound=local_upper(attention, X))
     assert (bounded.upper >= there.value * (1 - 1e-12)).all()
 
 
@@ -74,28 +47,17 @@ def test_local_constant(case):
 @pytest.mark.parametrize("method", ["lanczos", "power"])
 @pytest.mark.parametrize("start", ["cpu", "cuda"])
 def test_spectral_norm(randn, method, start):
-    """A generator of either device starts a run on the GPU; the same one twice gives the same numbers."""
-    matrix = randn(3, 20, 12)
-
-    def found():
-        return spectral_norm(
-            matrix.cuda(),
-            method=method,
-            tol=1e-12,
-            generator=torch.Generator(device=start).manual_seed(4),
-        ).value
-
-    torch.testing.assert_close(
-        found().cpu(), torch.linalg.matrix_norm(matrix, 2), rtol=1e-8, atol=0
-    )
-    assert torch.equal(found(), found())
-
-
-@needs_gpu
-def test_extreme_scales(randn):
-    matrix = randn(2, 6, 6) * torch.tensor([1e150, 1e-150], dtype=torch.float64)[:, None, None]
-    found = spectral_norm(matrix.cuda(), tol=1e-12).value.cpu()
-    torch.testing.assert_close(found, torch.linalg.matrix_norm(matrix, 2), rtol=1e-8, atol=0)
+    """At extreme scales, from a start of either device; the same start gives the same numbers."""
+    scales = torch.tensor([1e150, 1.0, 1e-150], dtype=torch.float64)[:, None, None]
+    matrix = scales * randn(3, 20, 12)
+    found = []
+    for _ in range(2):
+        generator = torch.Generator(device=start).manual_seed(4)
+        options = {"method": method, "tol": 1e-12, "generator": generator}
+        found.append(spectral_norm(matrix.cuda(), **options).value.cpu())
+    truth = torch.linalg.matrix_norm(matrix, 2)
+    torch.testing.assert_close(found[0], truth, rtol=1e-8, atol=0)
+    assert torch.equal(*found)
 
 
 @needs_gpu
@@ -106,21 +68,18 @@ def test_autodiff(make_case):
     torch.testing.assert_close(J.dense(), attention.jacobian(X).dense(), **CLOSE)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_products_stay_on_their_device(case, kind, monkeypatch):
-    """On PyTorch's device without numbers: an array made on the CPU by mistake meets the others, and raises."""
-    monkeypatch.setattr(
-        module, "check_scores", lambda queries, keys: None
-    )  # looks at numbers, of which there are none
+@STORE
+def test_products_stay_on_their_device(case, store, monkeypatch):
+    """On PyTorch's device without numbers, an array made on the CPU by mistake raises."""
+    # these look at numbers, of which there are none
+    monkeypatch.setattr(module, "check_scores", lambda queries, keys: None)
     monkeypatch.setattr(type(case.attention), "check_input", lambda self, X: X)
     monkeypatch.setattr("lipcore.attention.check_layer", lambda attention: None)
     monkeypatch.setattr("lipcore._checks.check_same_kind", lambda *args, **kwargs: None)
-    attention = type(case.attention)(
-        **{k: x.to("meta") if isinstance(x, torch.Tensor) else x for k, x in case.kwargs.items()}
-    )
-    J = jacobian(kind, attention, case.X.to("meta"))
-    H, G = (
-        torch.empty(*J.batch_shape, *shape, dtype=J.dtype, device="meta")
-        for shape in (J.input_shape, J.output_shape)
-    )
+    tensors = {k: x.to("meta") for k, x in case.kwargs.items() if isinstance(x, torch.Tensor)}
+    attention = type(case.attention)(**case.kwargs | tensors)
+    J = AttentionJacobian(attention, case.X.to("meta"), store=store)
+    options = {"dtype": J.dtype, "device": "meta"}
+    H, G = (torch.empty(*J.batch_shape, *shape, **options)
+            for shape in (J.input_shape, J.output_shape))  # fmt: skip
     assert J.matvec(H).device.type == J.rmatvec(G).device.type == "meta"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+
 import torch
 import transformers
 
@@ -108,11 +111,16 @@ def inputs_of(family: str) -> dict[str, torch.Tensor]:
 
 
 def tiny_model(family: str, kernel: str = "eager") -> torch.nn.Module:
-    """A model in float64 with weights so large that attention is far from uniform."""
+    """A copy of the family's model in float64; each is made once."""
+    return copy.deepcopy(_made(family, kernel))
+
+
+@functools.cache
+def _made(family: str, kernel: str) -> torch.nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = transformers.AutoModel.from_config(config_of(family), attn_implementation=kernel)
-        for parameter in model.parameters():
+        for parameter in model.parameters():  # so large that attention is far from uniform
             noise = torch.randn_like(parameter) / 2
             parameter.data = noise if parameter.ndim > 1 else parameter.data + noise / 2
     if family == "gpt-oss":

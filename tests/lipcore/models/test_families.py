@@ -1,4 +1,4 @@
-"""Every family of transformers: σ of each attention module against a dense Jacobian of the model."""
+"""Every family of transformers: σ of each attention module against the model's dense Jacobian."""
 
 from __future__ import annotations
 
@@ -19,14 +19,11 @@ def first_tensor(output):
 
 
 def dense(model, name, inputs, until=None):
-    """Jacobians (members, rows, columns) of a module inside the running model, by reverse mode.
-
-    The tokens that enter the module are made a leaf of the graph while the model runs: nothing is
-    taken out of it and called on its own. With ``until``, up to what that module puts out.
-    """
+    """Jacobians (members, rows, columns) of a module, or up to ``until``, by reverse mode."""
+    # the tokens that enter are made a leaf of the graph while the model runs: no module is called
+    # on its own
     name, _, turn = name.partition("#")
-    entered = []
-    left = []
+    entered, left = [], []
 
     def enter(module, args, kwargs):
         if until is not None and entered:  # a block that runs again
@@ -45,43 +42,36 @@ def dense(model, name, inputs, until=None):
         model(**inputs)
         for hook in hooks:
             hook.remove()
-        X = entered[int(turn or 0)]
-        Y = left[int(turn or 0)]
+        X, Y = entered[int(turn or 0)], left[int(turn or 0)]
         basis = torch.eye(Y.numel(), dtype=Y.dtype).reshape(-1, *Y.shape)
-        rows = [torch.autograd.grad(Y, X, e, retain_graph=True)[0] for e in basis]
-    J = torch.stack(rows).reshape(len(Y), -1, len(X), X[0].numel())
+        (J,) = torch.autograd.grad(Y, X, basis, is_grads_batched=True)
+    J = J.reshape(len(Y), -1, len(X), X[0].numel())
     own = torch.stack([J[i, :, i] for i in range(len(X))])
     torch.testing.assert_close(J.square().sum(), own.square().sum())  # members are independent
     return own
 
 
-def kernels():
-    for family in CONFIGS:
-        yield family, "eager"
-        if family not in EAGER_ONLY:
-            yield family, "sdpa"
-
-
-@pytest.mark.parametrize(("family", "kernel"), list(kernels()))
-def test_sigma_of_every_attention_module(family, kernel):
-    model = tiny_model(family, kernel)
-    inputs = inputs_of(family)
-    table = measure(model, **inputs, tol=1e-10)
-    names = list(dict.fromkeys(table["layer"]))
-    assert len(names) == RUNS[family]
-    for name in names:
-        check(table[table["layer"] == name], dense(model, name, inputs))
-
-
-def check(rows, jacobians):
+def check(table, model, inputs, **until):
     """Rows of a table against the truth, one for each member."""
-    truth = torch.linalg.matrix_norm(jacobians, 2)
-    columns = {name: torch.tensor(rows[name].tolist(), dtype=truth.dtype)
-               for name in ("sigma", "lower", "upper", "converged")}  # fmt: skip
-    torch.testing.assert_close(columns["sigma"], truth, rtol=1e-6, atol=0)
-    assert bool((columns["lower"] <= truth * (1 + 1e-6)).all())
-    assert bool((truth <= columns["upper"] * (1 + 1e-6)).all())
-    assert bool(columns["converged"].all())
+    for name, rows in table.groupby("layer", sort=False):
+        J = dense(model, until.pop("first", name), inputs, **until)
+        truth = torch.linalg.matrix_norm(J, 2).tolist()
+        assert rows["sigma"].tolist() == pytest.approx(truth, rel=1e-6)
+        assert bool((rows["lower"] <= [x * (1 + 1e-6) for x in truth]).all())
+        assert bool((rows["upper"] * (1 + 1e-6) >= truth).all())
+        assert bool(rows["converged"].all())
+
+
+KERNELS = [(family, "eager") for family in CONFIGS]
+KERNELS += [(family, "sdpa") for family in CONFIGS if family not in EAGER_ONLY]
+
+
+@pytest.mark.parametrize(("family", "kernel"), KERNELS)
+def test_sigma_of_every_attention_module(family, kernel):
+    model, inputs = tiny_model(family, kernel), inputs_of(family)
+    table = measure(model, **inputs, tol=1e-10)
+    assert table["layer"].nunique() == RUNS[family]
+    check(table, model, inputs)
 
 
 ALBERT = "encoder.albert_layer_groups.0.albert_layers.0"
@@ -97,43 +87,31 @@ BLOCKS = {
 
 @pytest.mark.parametrize("family", BLOCKS)
 def test_sigma_of_blocks(family):
-    model = tiny_model(family)
-    inputs = inputs_of(family)
+    model, inputs = tiny_model(family), inputs_of(family)
     table = measure(model, **inputs, tol=1e-10, scope="block")
     assert list(dict.fromkeys(table["layer"])) == BLOCKS[family]
-    for name in dict.fromkeys(table["layer"]):
-        check(table[table["layer"] == name], dense(model, name, inputs))
+    check(table, model, inputs)
 
 
-@pytest.mark.parametrize(
-    ("family", "first"),
-    (
-        ("bert", "encoder.layer.0"),
-        ("albert", "encoder.albert_layer_groups.0.albert_layers.0"),
-        ("t5", "encoder.block.0"),
-        ("vit", "layers.0"),
-    ),
-)
-def test_sigma_of_the_whole_model(family, first):
-    model = tiny_model(family)
-    inputs = inputs_of(family)
+FIRST = {"bert": "encoder.layer.0", "albert": ALBERT, "t5": "encoder.block.0", "vit": "layers.0"}
+
+
+@pytest.mark.parametrize("family", FIRST)
+def test_sigma_of_the_whole_model(family):
+    model, inputs = tiny_model(family), inputs_of(family)
     table = measure(model, **inputs, tol=1e-10, scope="model")
-    assert table["note"][0] == f"last_hidden_state as a map of what enters {first}"
-    check(table, dense(model, first, inputs, until=""))
+    assert table["note"][0].endswith(f"as a map of what enters {FIRST[family]}")
+    check(table, model, inputs, first=FIRST[family], until="")
 
 
 @pytest.mark.parametrize("kernel", ("eager", "sdpa"))
 @pytest.mark.parametrize("family", ("bert", "gpt2", "llama"))
 def test_padded_batches_are_measured_as_the_model_runs_them(family, kernel):
-    model = tiny_model(family, kernel)
-    inputs = inputs_of(family)
-    mask = torch.ones_like(inputs["input_ids"])
-    mask[1, 3:] = 0
-    table = measure(model, **inputs, attention_mask=mask, tol=1e-10)
-    for name in dict.fromkeys(table["layer"]):
-        rows = table[table["layer"] == name]
-        check(rows, dense(model, name, inputs | {"attention_mask": mask}))
+    model, inputs = tiny_model(family, kernel), inputs_of(family)
     without = measure(model, **inputs, tol=1e-10)
-    pairs = list(zip(table["sequence"], table["sigma"], without["sigma"], strict=True))
-    assert all(a == pytest.approx(b, rel=1e-6) for member, a, b in pairs if member == 0)
-    assert all(abs(a - b) > 1e-3 * b for member, a, b in pairs if member == 1)
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    inputs["attention_mask"][1, 3:] = 0
+    table = measure(model, **inputs, tol=1e-10)
+    check(table, model, inputs)
+    moved = (table["sigma"] - without["sigma"]).abs() / without["sigma"]
+    assert moved[table["sequence"] == 0].max() < 1e-6 and moved[table["sequence"] == 1].min() > 1e-3

@@ -1,4 +1,4 @@
-"""Attention layers read out of modules, against what the modules put out; what cannot be read is refused."""
+"""Attention layers read out of modules, against what the modules put out, or refused."""
 
 from __future__ import annotations
 
@@ -10,17 +10,13 @@ from lipcore import capture, from_module, local_lipschitz, measure
 from lipcore.models.capture import captured, record
 from lipcore.models.modules import read
 from lipcore.models.structure import attention_modules
-
-
-def draw(*shape, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
+from seeded import drawn
 
 
 def double(module):
     with torch.no_grad():
         for i, parameter in enumerate(module.parameters()):
-            parameter.copy_(draw(*parameter.shape, seed=i) / 2)
+            parameter.copy_(drawn(*parameter.shape, seed=i) / 2)
     return module.double().eval()
 
 
@@ -33,107 +29,89 @@ def assert_same(f, module, X, *args, **inputs):
 
 
 @pytest.mark.parametrize("options", (
-    {"batch_first": True},
-    {"batch_first": False},
-    {"batch_first": True, "bias": False},
+    {"batch_first": True}, {"batch_first": False}, {"batch_first": True, "bias": False}
 ), ids=str)  # fmt: skip
 def test_multihead_attention(options):
     module = double(nn.MultiheadAttention(8, 2, **options))
     f = from_module(module)
     assert (f.heads, f.d, f.output_dim) == (2, 8, 8)
-    X = draw(5, 3, 8)
+    X = drawn(5, 3, 8)
     assert_same(f, module, X, X, X)
 
 
-def test_masks_of_multihead_attention():
-    module = double(nn.MultiheadAttention(8, 2, batch_first=True))
-    X = draw(2, 3, 8)
-    masks = {
+MASKS = {
+    "causal and padding": {
         "attn_mask": torch.ones(3, 3, dtype=torch.bool).triu(1),
         "key_padding_mask": torch.tensor([[False] * 3, [False, False, True]]),
-    }
-    f = from_module(module, X, X, X, **masks)
-    assert_same(f, module, X, X, X, **masks)
-    numbers = {"attn_mask": draw(4, 3, 3)}  # one for each sequence and head
-    g = from_module(module, X, X, X, **numbers)
-    assert g.bias.shape == (2, 2, 3, 3)
-    assert_same(g, module, X, X, X, **numbers)
+    },
+    "numbers for each sequence and head": {"attn_mask": drawn(4, 3, 3)},
+}
 
 
-@pytest.mark.parametrize("options", ({"add_bias_kv": True}, {"add_zero_attn": True}, {"kdim": 6}))
-def test_multihead_attention_that_is_more_is_refused(options):
-    module = double(nn.MultiheadAttention(8, 2, batch_first=True, **options))
-    with pytest.raises(ValueError, match=r"^module: "):
-        from_module(module)
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_of_multihead_attention(name):
+    module = double(nn.MultiheadAttention(8, 2, batch_first=True))
+    X = drawn(2, 3, 8)
+    f = from_module(module, X, X, X, **MASKS[name])
+    assert f.bias is None or f.bias.shape == (2, 2, 3, 3)
+    assert_same(f, module, X, X, X, **MASKS[name])
 
 
-def test_attention_of_an_encoder_layer():
-    layer = double(nn.TransformerEncoderLayer(8, 2, 12, batch_first=True))
-    X = draw(3, 5, 8)
-    assert_same(from_module(layer.self_attn), layer.self_attn, X, X, X)
+class OwnAttention(nn.Module):
+    """One's own attention: a fused projection, ordered by head, and what no attribute tells."""
 
-
-def test_cross_attention_is_refused():
-    layer = double(nn.TransformerDecoderLayer(8, 2, 12, batch_first=True))
-    fn, _X = capture(layer, "multihead_attn", draw(2, 3, 8), draw(2, 3, 8, seed=1))
-    with pytest.raises(ValueError, match="Attention"):
-        read(fn)
-
-
-def test_what_is_no_attention():
-    with pytest.raises(TypeError, match=r"^module: "):
-        from_module(3)
-    with pytest.raises(ValueError, match="attention"):
-        from_module(nn.Linear(2, 2))
-
-
-class Own(nn.Module):
-    """One's own attention, with one fused projection, ordered by head."""
-
-    def __init__(self, heads=2, scale=None, cap=None):
+    def __init__(self, heads=2, scale=None, window=None, cap=None, clip=0.0, added=None):
         super().__init__()
-        self.num_heads = heads
-        self.scale = scale
-        self.cap = cap
+        self.num_heads, self.scale, self.window_size = heads, scale, window
+        self.hidden = cap, clip, added
         self.to_qkv = nn.Linear(8, 24)
         self.proj = nn.Linear(8, 8)
 
     def forward(self, x):
+        cap, clip, added = self.hidden
         q, k, v = self.to_qkv(x).unflatten(-1, (self.num_heads, 3, -1)).movedim(-2, 0)
         scores = torch.einsum("...ihk,...jhk->...hij", q, k) * (self.scale or 0.5)
-        if self.cap is not None:
-            scores = self.cap * torch.tanh(scores / self.cap)
-        return self.proj(torch.einsum("...hij,...jhk->...ihk", scores.softmax(-1), v).flatten(-2))
-
-
-class OwnAttention(Own):
-    pass
+        places = torch.arange(x.shape[-2])
+        scores = scores if cap is None else cap * torch.tanh(scores / cap)
+        scores = scores if added is None else scores + added(places[:, None] - places)
+        mixed = torch.einsum("...hij,...jhk->...ihk", scores.softmax(-1), v).flatten(-2)
+        return self.proj(mixed) + clip * torch.relu(x.abs() - 1)
 
 
 def test_ones_own_attention():
     module = double(OwnAttention(scale=0.3))
-    assert_same(from_module(module), module, draw(2, 5, 8))
+    assert_same(from_module(module), module, drawn(2, 5, 8))
 
 
-@pytest.mark.parametrize("wrong", ({"cap": 1.0}, {"heads": 4, "scale": 0.1234}))
-def test_what_differs_is_seen(wrong):
-    module = double(OwnAttention(**wrong))
-    if "heads" in wrong:
-        module.num_heads = 4
-        module.scale = None  # then it is 0.5, where 4 heads of 2 would have 0.707
-    with pytest.raises(ValueError, match="OwnAttention"):
-        from_module(module)
+def crossed():
+    layer = double(nn.TransformerDecoderLayer(8, 2, 12, batch_first=True))
+    return capture(layer, "multihead_attn", drawn(2, 3, 8), drawn(2, 3, 8, seed=1))[0]
 
 
-def test_what_differs_only_elsewhere_is_seen():
-    class ClippedAttention(OwnAttention):
-        def forward(self, x):
-            return super().forward(x) + 100 * torch.relu(x.abs() - 1)
+def multihead(**options):
+    return double(nn.MultiheadAttention(8, 2, batch_first=True, **options))
 
-    module = double(ClippedAttention())
-    X = draw(2, 5, 8).sign()  # there it clips nothing
-    with pytest.raises(ValueError, match="ClippedAttention"):
-        from_module(module, X)
+
+SIGNS = drawn(2, 5, 8).sign()  # at which nothing is clipped
+REFUSED = {
+    "keys of a bias": lambda: from_module(multihead(add_bias_kv=True)),
+    "a key of zeros": lambda: from_module(multihead(add_zero_attn=True)),
+    "keys of another width": lambda: from_module(multihead(kdim=6)),
+    "cross-attention": lambda: read(crossed()),
+    "no module": lambda: from_module(3),
+    "no attention": lambda: from_module(nn.Linear(2, 2)),
+    "capped scores": lambda: from_module(double(OwnAttention(cap=1.0))),
+    "scale that nothing tells": lambda: from_module(double(OwnAttention(heads=4))),
+    "differs only elsewhere": lambda: from_module(double(OwnAttention(clip=100.0)), SIGNS),
+    "window of its own": lambda: from_module(double(OwnAttention(window=4))),
+    "window that nobody makes": lambda: from_module(with_config(double(OwnAttention()))),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_read_is_refused(name):
+    with pytest.raises((ValueError, TypeError), match=r"^module: "):
+        REFUSED[name]()
 
 
 transformers = pytest.importorskip("transformers", reason="needs lipcore[models]")
@@ -150,36 +128,35 @@ UNREAD = dict.fromkeys(RUNS, 0) | {
     "gpt-neo": 1,  # a window inside
     "bloom": 2,  # a residual comes in
 }  # fmt: skip
+#: What a module alone does not know: whether it is causal, its positions, or what it attends to.
+UNKNOWN = UNREAD | {"clip": 2, "mpt": 2, "falcon": 2}
+
+
+def assert_reads(f, fn):
+    """The layer agrees with the running module, at the tokens of the run and elsewhere."""
+    for X in (fn.X, fn.X + 0.5 * drawn(*fn.X.shape).to(fn.X)):
+        expected = fn(X).detach()
+        scale = expected.abs().amax().item()
+        torch.testing.assert_close(f(X), expected, rtol=0, atol=1e-5 * scale)
 
 
 @pytest.mark.parametrize("family", RUNS)
 def test_families(family):
-    """What is read agrees; in single precision too, where the loader's tolerance is 1e-5."""
+    """What is read agrees; in single precision too, where the tolerance is 1e-5."""
     for kernel in ("eager",) if family in EAGER_ONLY else ("eager", "sdpa"):
         model = tiny_model(family, kernel).float()
-        inputs = {
-            k: v.float() if v.is_floating_point() else v for k, v in inputs_of(family).items()
-        }
-        calls = record(model, attention_modules(model), **inputs)
+        inputs = inputs_of(family)
+        inputs = {k: v.float() if v.is_floating_point() else v for k, v in inputs.items()}
         unread = 0
-        for call in calls:
+        for call in record(model, attention_modules(model), **inputs):
             fn = captured(call)
             try:
                 f = read(fn)
             except ValueError:
                 unread += 1
                 continue
-            moved = fn.X + 0.5 * draw(*fn.X.shape).float()
-            scale = fn(moved).detach().abs().amax().item()
-            torch.testing.assert_close(f(moved), fn(moved).detach(), rtol=0, atol=1e-5 * scale)
+            assert_reads(f, fn)
         assert unread == UNREAD[family]
-
-
-#: What a module alone does not know: whether it is causal, its positions, or what it attends to.
-UNKNOWN = dict.fromkeys(RUNS, 0) | {
-    "albert": 2, "deberta-v2": 2, "swin": 3, "t5": 3, "bart": 1, "gpt-neo": 1, "bloom": 2,
-    "clip": 2, "mpt": 2, "falcon": 2,
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("family", RUNS)
@@ -195,8 +172,7 @@ def test_modules_alone(family):
             unknown += 1
             continue
         assert f.mask is None
-        fn = captured(call)
-        torch.testing.assert_close(f(fn.X), fn(fn.X).detach(), rtol=1e-5, atol=1e-5)
+        assert_reads(f, captured(call))
     assert unknown == UNKNOWN[family]
 
 
@@ -209,16 +185,17 @@ WINDOWS = {
     "mixtral": ("MixtralConfig", {"sliding_window": 3, "num_local_experts": 2}, [3, 3]),
     "qwen2": ("Qwen2Config", {"use_sliding_window": True, "sliding_window": 3,
                               "layer_types": LAYER_TYPES}, [3, None]),
-    "qwen2, unused": ("Qwen2Config", {"use_sliding_window": False, "sliding_window": 3}, [None] * 2),
+    "qwen2, unused": ("Qwen2Config", {"use_sliding_window": False, "sliding_window": 3},
+                      [None, None]),
     "gemma2": ("Gemma2Config", {"sliding_window": 4, "layer_types": LAYER_TYPES, "head_dim": 4},
                [4, None]),
     "gemma3": ("Gemma3TextConfig", {"sliding_window": 3, "layer_types": LAYER_TYPES, "head_dim": 4},
                [3, None]),
     "gpt-oss": ("GptOssConfig", {"sliding_window": 3, "layer_types": LAYER_TYPES, "head_dim": 4,
                                  "num_local_experts": 2, "num_experts_per_tok": 1}, [3, None]),
-    "modernbert": ("ModernBertConfig", {"local_attention": 6, "global_attn_every_n_layers": 2, "num_key_value_heads": 2,
-                                        "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2},
-                   [None, 4]),
+    "modernbert": ("ModernBertConfig", {"local_attention": 6, "global_attn_every_n_layers": 2,
+                                        "num_key_value_heads": 2, "pad_token_id": 0,
+                                        "cls_token_id": 1, "sep_token_id": 2}, [None, 4]),
 }  # fmt: skip
 SMALL = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
          "num_key_value_heads": 1, "intermediate_size": 12, "pad_token_id": 0}  # fmt: skip
@@ -242,20 +219,12 @@ def test_windows_of_modules_alone(family):
     found = [from_module(call.module) for call in calls]
     assert [f.window for f in found] == windows
     for f, call in zip(found, calls, strict=True):
-        fn = captured(call)
-        torch.testing.assert_close(f(fn.X), fn(fn.X).detach(), rtol=1e-5, atol=1e-5)
+        assert_reads(f, captured(call))
 
 
-def test_a_window_that_nobody_makes_is_refused():
-    class WindowedAttention(OwnAttention):
-        config = transformers.MistralConfig(**SMALL, sliding_window=3)
-
-    with pytest.raises(ValueError, match="window"):
-        from_module(double(WindowedAttention()))
-    module = double(OwnAttention())
-    module.window_size = 4
-    with pytest.raises(ValueError, match="window_size"):
-        from_module(module)
+def with_config(module):
+    module.config = transformers.MistralConfig(**SMALL, sliding_window=3)
+    return module
 
 
 def test_gates_of_qwen3_next():
@@ -269,56 +238,29 @@ def test_gates_of_qwen3_next():
         fn = captured(call)
         f = from_module(call.module)
         assert f.gate.shape == (2, 4, 8) and f.causal
-        moved = 2 * fn.X
-        torch.testing.assert_close(f(moved), fn(moved).detach(), rtol=1e-5, atol=1e-5)
-        values = [local_lipschitz(map, fn.X, tol=1e-10).value for map in (f, fn)]
+        assert_reads(f, fn)
+        values = [local_lipschitz(map_, fn.X, tol=1e-10).value for map_ in (f, fn)]
         torch.testing.assert_close(*values, rtol=1e-5, atol=0)
 
 
-class Hidden(nn.Module):
-    """Attention whose mask and relative bias no argument and no attribute tells of."""
-
-    num_heads = 4
-
-    def __init__(self, kind, output_bias=0.0):
-        super().__init__()
-        self.kind = kind
-        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-            setattr(self, name, nn.Linear(16, 16))
-        self.double().eval().o_proj.bias.data += output_bias
-
-    def forward(self, x):
-        q, k, v = (
-            part(x).unflatten(-1, (4, 4)).transpose(1, 2)
-            for part in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        n = x.shape[-2]
-        scores = q @ k.mT / 2
-        apart = torch.arange(n)[:, None] - torch.arange(n)
-        if self.kind == "bias":
-            scores = scores - 0.1 * apart.abs()
-        else:
-            hidden = apart < 0 if self.kind == "causal" else apart.abs() > 2
-            scores = scores.masked_fill(hidden, -torch.inf)
-        return self.o_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+ADDED = {
+    "causal": lambda apart: torch.where(apart < 0, -torch.inf, 0.0),
+    "window": lambda apart: torch.where(apart.abs() > 2, -torch.inf, 0.0),
+    "bias": lambda apart: -0.1 * apart.abs(),
+}
+TOKENS = {"zeros": 0 * SIGNS, "ones": 0 * SIGNS + 1, "small": 1e-9 * SIGNS, "drawn": drawn(2, 5, 8)}
 
 
-@pytest.mark.parametrize("tokens", ["zeros", "ones", "small", "drawn"])
-@pytest.mark.parametrize("kind", ["causal", "window", "bias"])
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize("kind", ADDED)
 @pytest.mark.parametrize("output_bias", [0.0, 1e7])
 def test_no_tokens_hide_what_a_module_does(kind, tokens, output_bias):
-    """σ at equal tokens, at tokens small beside the biases, and beside a large bias of the output."""
-    torch.manual_seed(0)
-    module = Hidden(kind, output_bias)
-    drawn = torch.randn(1, 8, 16, dtype=torch.float64)
-    X = {"zeros": 0 * drawn, "ones": 0 * drawn + 1, "small": 1e-9 * drawn, "drawn": drawn}[tokens]
+    """At equal tokens, at tokens small beside the biases, and beside a large bias of the output."""
+    module, X = double(OwnAttention(added=ADDED[kind])), TOKENS[tokens]
+    module.proj.bias.data += output_bias
     table = measure(nn.Sequential(module).eval(), X, tol=1e-8)
-    J = torch.autograd.functional.jacobian(lambda x: module(x[None])[0], X[0]).reshape(128, 128)
-    assert table["sigma"].tolist() == pytest.approx(
-        [torch.linalg.matrix_norm(J, 2).item()], rel=1e-6
-    )
-
-
-def test_equal_tokens_still_show_who_sees_whom():
-    torch.manual_seed(0)
-    assert from_module(Hidden("causal"), torch.zeros(1, 8, 16, dtype=torch.float64)).causal
+    dense = [torch.autograd.functional.jacobian(lambda x: module(x[None])[0], x) for x in X]
+    truth = [torch.linalg.matrix_norm(J.reshape(40, 40), 2).item() for J in dense]
+    assert table["sigma"].tolist() == pytest.approx(truth, rel=1e-6)
+    if kind == "causal" and not output_bias:
+        assert from_module(module, X).causal

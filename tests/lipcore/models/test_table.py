@@ -11,7 +11,6 @@ from torch import nn
 
 from lipcore import measure
 from lipcore.models import measure as measuring
-from lipcore.models.measure import COLUMNS
 
 
 @pytest.fixture
@@ -25,14 +24,18 @@ def X():
     return torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
-def test_one_row_for_each_module_and_sequence(model, X):
+def test_one_row_for_each_module_and_sequence(model, X, capsys):
     table = measure(model, X)
-    assert list(table) == COLUMNS
-    assert table.attrs["complete"]
+    assert list(table) == measuring.COLUMNS and table.attrs["complete"]
     assert table["layer"].tolist() == [f"layers.{i}.self_attn" for i in (0, 0, 1, 1, 2, 2)]
     assert table["sequence"].tolist() == [0, 1] * 3
-    assert set(table["kind"]) == {"MultiheadAttention"}
-    assert set(table["shape"]) == {(4, 8)}
+    assert set(table["kind"]) == {"MultiheadAttention"} and set(table["shape"]) == {(4, 8)}
+    rows = json.loads(table.to_json(orient="records", double_precision=15))
+    assert [row["sigma"] for row in rows] == pytest.approx(table["sigma"].tolist(), rel=1e-14)
+    with pd.option_context("display.width", 80, "display.max_columns", 0):  # a narrow terminal
+        title = str(table).splitlines()[0].split()
+    assert title[0] == "layer" and title[-2:] == ["upper", "sigma"]
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(("layers", "expected"), (
@@ -47,8 +50,7 @@ def test_some_of_the_layers(model, X, layers, expected):
 def test_scopes(model, X):
     assert measure(model, X, scope="block")["kind"][0] == "TransformerEncoderLayer"
     first = measure(model, X, scope="model").iloc[0]
-    assert first["layer"] == "TransformerEncoder"
-    assert first["note"] == "output as a map of what enters layers.0"
+    assert first["layer"] == "TransformerEncoder" and "layers.0" in first["note"]
 
 
 def test_tolerance_and_start_are_passed_on(model, X):
@@ -59,52 +61,44 @@ def test_tolerance_and_start_are_passed_on(model, X):
     assert rough["sigma"].tolist() != other["sigma"].tolist()
 
 
-@pytest.mark.parametrize(("options", "message"), (
-    ({"scope": "head"}, "^scope: "),
-    ({"layers": 3}, "^layers: "),
-    ({"layers": "layers.7"}, "^layers: "),
-    ({"layers": 0, "scope": "model"}, "^layers: "),
+@pytest.mark.parametrize(("named", "options"), (
+    ("scope", {"scope": "head"}),
+    ("tol", {"tol": 0}),
+    ("layers", {"layers": 3}),
+    ("layers", {"layers": "layers.7"}),
+    ("layers", {"layers": 0, "scope": "model"}),
+    ("model", {"model": "bert"}),
+    ("model", {"model": nn.Linear(8, 8).double().eval()}),
+    ("model", {"model": nn.MultiheadAttention(8, 2).double()}),  # in training
 ))  # fmt: skip
-def test_bad_options(model, X, options, message):
-    with pytest.raises(ValueError, match=message):
-        measure(model, X, **options)
-
-
-def test_models_that_cannot_be_measured(model, X):
-    with pytest.raises(TypeError, match=r"^model: "):
-        measure("bert", X)
-    with pytest.raises(ValueError, match=r"lipcore\.capture"):
-        measure(nn.Linear(8, 8).double().eval(), X)
-    with pytest.raises(ValueError, match=r"^model: "):
-        measure(model.train(), X)
+def test_bad_options(model, X, named, options):
+    with pytest.raises((ValueError, TypeError), match=f"^{named}: "):
+        measure(options.pop("model", model), X, **options)
 
 
 def test_a_module_that_cannot_be_measured_says_so_and_the_others_are(model, X):
-    class NoGradient(nn.MultiheadAttention):
-        @torch.no_grad()
+    class Nowhere(nn.MultiheadAttention):
         def forward(self, *args, **kwargs):
             out, weights = super().forward(*args, **kwargs)
             return out * float("nan"), weights
 
-    model.layers[2].self_attn = NoGradient(8, 2, batch_first=True).double().eval()
-    with pytest.warns(UserWarning, match="^1 of 3 modules have no σ, .*puts out NaN or infinity"):
+    model.layers[2].self_attn = Nowhere(8, 2, batch_first=True).double().eval()
+    with pytest.warns(UserWarning, match="^1 of 3 modules"):
         table = measure(model, X)
     last = table.iloc[-1]
     assert last[["probability", "lower", "upper", "sigma"]].isna().all() and not last["converged"]
-    assert last["note"].startswith("not measured: name: 'layers.2.self_attn' puts out NaN or")
-    assert all(sigma > 0 for sigma in table["sigma"][:4])
+    assert "NaN" in last["note"] and all(sigma > 0 for sigma in table["sigma"][:4])
 
 
 def test_half_precision_is_refused(model, X):
-    with pytest.warns(UserWarning, match="^3 of 3 modules have no σ"):
+    with pytest.warns(UserWarning, match="^3 of 3 modules"):
         table = measure(model.half(), X.half())
     assert table["sigma"].dtype == float and table["sigma"].isna().all()
-    assert all("expected float32 or float64, got float16" in note for note in table["note"])
+    assert all("float16" in note for note in table["note"])
 
 
 def test_interrupted(model, X, monkeypatch):
-    real = measuring.local_lipschitz
-    calls = []
+    calls, real = [], measuring.local_lipschitz
 
     def interrupted(fn, X, **options):
         calls.append(fn)
@@ -113,33 +107,14 @@ def test_interrupted(model, X, monkeypatch):
         return real(fn, X, **options)
 
     monkeypatch.setattr(measuring, "local_lipschitz", interrupted)
-    with pytest.warns(UserWarning, match="^interrupted: the table has 2 of 3 modules"):
+    with pytest.warns(UserWarning, match="2 of 3 modules"):
         table = measure(model, X)
-    assert not table.attrs["complete"]
-    assert len(table) == 4
-
-
-def test_progress_bar(model, X, capsys):
-    measure(model, X)
-    assert capsys.readouterr().err == ""
-
-
-def test_a_narrow_terminal_shows_sigma(model, X):
-    with pd.option_context("display.width", 80, "display.max_columns", 0):
-        title = str(measure(model, X)).splitlines()[0].split()
-    assert title[0] == "layer" and title[-2:] == ["upper", "sigma"]
-
-
-def test_json_has_every_row(model, X):
-    table = measure(model, X, layers=0)
-    rows = json.loads(table.to_json(orient="records", double_precision=15))
-    assert [row["sigma"] for row in rows] == pytest.approx(table["sigma"].tolist(), rel=1e-14)
-    assert rows[1]["shape"] == [4, 8]
+    assert not table.attrs["complete"] and len(table) == 4
 
 
 def test_derivatives_that_are_not_compared(model, X):
-    """What autodiff gives says so in its note; an attention that is read has no such derivative."""
+    """What autodiff gives says so; an attention that is read has no such derivative."""
     block = measure(model, X, scope="block", layers=0, check=False)
-    assert set(block["note"]) == {"of autodiff's Jacobian, unchecked"}
+    assert all("unchecked" in note for note in block["note"])
     assert set(measure(model, X, scope="block", layers=0)["note"]) == {""}
     assert set(measure(model, X, layers=0, check=False)["note"]) == {""}
