@@ -62,8 +62,7 @@ book: $(STAMP) $(WEIGHTS)  ## execute what changed and build _build/html
 EDITION := PYTHONPATH=$(PYTHONPATH):$(CURDIR)/book/_ext $(BIN)/python -m book_build
 
 pdf: book  ## print the whole book, and the slides (needs Chromium)
-	$(EDITION) pdf
-	$(EDITION) slides
+	$(EDITION) pdf slides
 
 zip: pdf  ## pack the pages into one archive that opens without a network
 	$(EDITION) zip

@@ -79,7 +79,7 @@ _RC = {
 def use_style() -> None:
     """Set matplotlib's defaults for the rest of the session.
 
-    In a notebook, figures become reproducible SVG, and PDF to take away.
+    In a notebook, figures become reproducible SVG.
 
     Examples
     --------
@@ -91,19 +91,11 @@ def use_style() -> None:
     mpl.rcParams.update(_RC)
     try:
         from IPython import get_ipython
-        from IPython.core.pylabtools import print_figure
         from matplotlib_inline.backend_inline import set_matplotlib_formats
     except ImportError:
         return
-    shell = get_ipython()
-    if shell is not None:
+    if get_ipython() is not None:
         set_matplotlib_formats("svg", metadata={"Date": None})
-
-        def pdf(fig: Figure) -> bytes:
-            fig.set_layout_engine("none")  # the SVG, which comes first, has laid the figure out
-            return print_figure(fig, fmt="pdf", metadata={"CreationDate": None})
-
-        shell.display_formatter.formatters["application/pdf"].for_type(Figure, pdf)
 
 
 def figure(

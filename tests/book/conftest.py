@@ -41,14 +41,8 @@ See {doc}`../notebooks/one`, {cite:t}`castin2024` and {repository}`the list <blo
 .. automodule:: tinypkg.numbers
    :members:
 ```
-
-```{figure-list}
-```
-
-```{colours}
-```
 """,
-    "book/scoreboard.md": "# Scoreboard\n\n```{scoreboard}\n```\n\n```{dependencies}\n```\n",
+    "book/scoreboard.md": "# Scoreboard\n\n```{scoreboard}\n```\n",
     "book/bibliography.md": "# Bibliography\n\n```{bibliography}\n:all:\n```\n",
     "data/table.txt": "1",
     "notebooks/one.md": NOTEBOOK

@@ -1,30 +1,24 @@
 """The book's own Sphinx extension: what Jupyter Book leaves out, with one module for each concern.
 
 ========== ==========================================================================
-reach      which modules of our packages a page can reach
-execution  cache keyed on what a page reaches; uncached notebooks in parallel
+execution  cache keyed on what a page imports; uncached notebooks in parallel
+kernels    kernels that share one import of the libraries
 offline    MathJax served by the book itself; redirect page; files for the host
 pages      unique ids, launch buttons that open, accessible tables, links to the repository
-downloads  every notebook page as ``.ipynb`` with outputs, in plain Markdown
-editions   links to the PDF and the archive of the site
 provenance when, with what and how long each page was executed; the versions of all libraries
-citations  works named by author and year, in the text, the bibliography and on claims
-scoreboard the table of claims, collected from the executed pages
-dependencies what rests on what, read from the proofs
-figures    each figure for light and for dark pages, from one dictionary of colours
-figurelist the list of figures
-dictionary the dictionary of colours, as a table and for style sheets
-results    a claim in its theorem's box; a check folded under its line
-slides     the deck of slides
+downloads  every notebook page as ``.ipynb`` with outputs, in plain Markdown (``plain``)
+colours    the dictionary of colours for style sheets
+figures    each figure for light and for dark pages
 live       the live pictures, each with its script on its own page
 reference  a section of the reference for each module of the package
+citations  works named by author and year, in the text, the bibliography and on claims
+claims     a claim in its theorem's box and on the scoreboard; a check folded under its line
+editions   the PDF (``printed``) and the archive of the site, and links to them
+slides     the deck of slides
 hover      what a reference shows when it is hovered
-social     a description of each page, and a card for the book, where others link to it
 speeds     how long each page takes, and the main path
-search     theorems and terms found by name, sentences as excerpts, from a disk too
+search     theorems found by name; words in place of formulas where others link to a page
 ========== ==========================================================================
-
-After a build, and without Sphinx, ``editions`` makes the archive, and with ``printed`` the PDF.
 """
 
 from __future__ import annotations
@@ -35,63 +29,23 @@ from pathlib import Path
 # Parts of the extension import the laboratory, which is nowhere installed.
 sys.path.insert(0, str(Path(__file__).parents[3] / "notebooks"))
 
+from importlib import import_module
+
 from sphinx.application import Sphinx
 
-from . import (
-    citations,
-    dependencies,
-    dictionary,
-    downloads,
-    editions,
-    execution,
-    figurelist,
-    figures,
-    hover,
-    live,
-    offline,
-    pages,
-    provenance,
-    reference,
-    results,
-    scoreboard,
-    search,
-    slides,
-    social,
-    speeds,
+PARTS = (
+    "execution offline pages provenance downloads colours figures live reference citations claims "
+    "editions hover search speeds slides"
 )
-
-__version__ = "1.0"
 
 
 def setup(app: Sphinx) -> dict:
     """Register every part of the extension."""
-    parts = (
-        execution,
-        offline,
-        pages,
-        provenance,
-        downloads,
-        dictionary,
-        figures,
-        figurelist,
-        live,
-        reference,
-        citations,
-        scoreboard,
-        dependencies,
-        results,
-        editions,
-        hover,
-        search,
-        social,
-        speeds,
-        slides,
-    )
-    for part in parts:
-        part.setup(app)
+    for name in PARTS.split():
+        import_module(f"{__name__}.{name}").setup(app)
     return {
-        "version": __version__,
-        "env_version": 9,
+        "version": "1.0",
+        "env_version": 10,
         "parallel_read_safe": False,
         "parallel_write_safe": True,
     }

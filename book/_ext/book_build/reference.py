@@ -1,7 +1,7 @@
-"""The reference: ```` ```{modules} package ```` becomes a section for each public module of a package.
+"""The reference: ```` ```{modules} package ```` becomes a section for each public module.
 
-The modules that the directive lists come first, in that order, and the others after them: a module that is
-added is documented without a change of the page.
+The modules that the directive lists come first, in that order, and the others after them: a module
+that is added is documented without a change of the page.
 """
 
 from __future__ import annotations
@@ -24,17 +24,14 @@ SECTION = """### `{name}`
 
 
 def public_modules(folder: Path) -> list[str]:
-    """List the modules and folders of modules in a folder, without those that begin with an underscore."""
+    """List the modules and folders of modules in a folder that begin with no underscore."""
     modules = [path.stem for path in folder.glob("*.py")]
     folders = [path.parent.name for path in folder.glob("*/__init__.py")]
     return sorted(name for name in modules + folders if not name.startswith("_"))
 
 
-def sections(root: Path, package: str, first: list[str], apart: set[str] = frozenset()) -> str:
-    """Return the sections of the modules of a package, those of ``first`` before the others.
-
-    Of a package in ``apart``, whose modules have sections of their own, only the text is shown.
-    """
+def sections(root: Path, package: str, first: list[str], apart: set[str]) -> str:
+    """Return the sections of a package; of one in ``apart``, which has its own, only the text."""
     places = (root.joinpath(place, *package.split(".")) for place in ("", "notebooks"))
     names = public_modules(next(place for place in places if place.is_dir()))
     names.sort(key=lambda name: first.index(name) if name in first else len(first))
@@ -53,7 +50,7 @@ def expand(app: Sphinx, docname: str, source: list[str]) -> None:
 
 
 def keep_sentence(app: Sphinx, what: str, name: str, obj, options, lines: list[str]) -> None:
-    """Keep napoleon from reading what stands before a colon as a type: it looks for one in the first line."""
+    """Keep napoleon from reading what stands before a colon in the first line as a type."""
     if what in ("attribute", "data", "property"):
         lines.insert(0, "\\ ")
 
