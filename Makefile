@@ -59,7 +59,7 @@ notebook: $(STAMP) $(WEIGHTS)  ## execute one chapter to an .ipynb: make noteboo
 book: $(STAMP) $(WEIGHTS)  ## execute what changed and build _build/html
 	$(BIN)/jupyter-book build -W -n --keep-going .
 
-EDITION := PYTHONPATH=$(PYTHONPATH):$(CURDIR)/book/_ext $(BIN)/python -m book_build
+EDITION := PYTHONPATH=$(PYTHONPATH):$(CURDIR)/book/_ext $(BIN)/python -m book_build.editions
 
 pdf: book  ## print the whole book, and the slides (needs Chromium)
 	$(EDITION) pdf slides

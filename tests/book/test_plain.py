@@ -40,7 +40,10 @@ CARD = ":::{grid-item-card} A card\n```{glue:figure} small\n:alt: A curve.\n```\
         ("````{dropdown} Proof\n```{math}\nx\n```\n````", FOLDED.format("Proof", "$$\nx\n$$")),
         ("one\n\n:::{tip}\ntwo\n:::\n\nthree", "one\n\n> **Tip.**\n>\n> two\n\nthree"),
         ("```{admonition} Mind\nwords\n```", "> **Mind.**\n>\n> words"),
-        ("```{solution} ex\n:class: dropdown\nwords\n```", FOLDED.format("Solution of ex", "words")),
+        (
+            "```{solution} ex\n:class: dropdown\nwords\n```",
+            FOLDED.format("Solution of ex", "words"),
+        ),
         ("```{figure} a.svg\n---\nalt: A curve\n---\nWords.\n```", "![A curve](a.svg)\n\n*Words.*"),
         (f"::::{{grid}} 1 1 2 2\n{CARD}\n::::", "**A card**\n\nWords."),
     ],

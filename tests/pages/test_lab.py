@@ -30,16 +30,10 @@ IDLE = """chapter => {
 STATE = """() => {
   const cells = [...jupyterapp.shell.currentWidget.content.model.cells]
     .map(cell => cell.toJSON()).filter(cell => cell.cell_type === 'code');
-  return {
-    counts: cells.map(cell => cell.execution_count),
-    errors: cells.flatMap(cell => cell.outputs).filter(output => output.output_type === 'error'),
-    outputs: cells.flatMap(cell => cell.outputs).length};
+  const outputs = cells.flatMap(cell => cell.outputs), counts = cells.map(cell => cell.execution_count);
+  const errors = outputs.filter(output => output.output_type === 'error');
+  return {counts, errors, outputs: outputs.length, ended: errors.length || !counts.includes(null)};
 }"""
-
-ENDED = f"""() => {{
-  const {{counts, errors}} = ({STATE})();
-  return errors.length || counts.every(count => count !== null);
-}}"""
 
 
 def free_port() -> int:
@@ -138,7 +132,7 @@ def run_all(page) -> None:
 
 def finished(page, chapter: str) -> dict:
     page.get_by_role("tab", name=f"{chapter}.md").click()
-    page.wait_for_function(ENDED)
+    page.wait_for_function(f"({STATE})().ended")
     return page.evaluate(STATE)
 
 

@@ -1,14 +1,11 @@
 """The book's own Sphinx extension: what Jupyter Book leaves out, with one module for each concern.
 
 ========== ==========================================================================
-execution  cache keyed on what a page imports; uncached notebooks in parallel
+execution  cache keyed on what a page imports; uncached notebooks in parallel; when each ran
 kernels    kernels that share one import of the libraries
-offline    MathJax served by the book itself; redirect page; files for the host
-pages      unique ids, launch buttons that open, accessible tables, links to the repository
-provenance when, with what and how long each page was executed; the versions of all libraries
+pages      unique ids, launch buttons that open, accessible tables, MathJax from the book itself
 downloads  every notebook page as ``.ipynb`` with outputs, in plain Markdown (``plain``)
-colours    the dictionary of colours for style sheets
-figures    each figure for light and for dark pages
+figures    each figure for light and for dark pages; colours for style sheets
 live       the live pictures, each with its script on its own page
 reference  a section of the reference for each module of the package
 citations  works named by author and year, in the text, the bibliography and on claims
@@ -21,8 +18,6 @@ search     theorems found by name; words in place of formulas where others link 
 ========== ==========================================================================
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -33,19 +28,20 @@ from importlib import import_module
 
 from sphinx.application import Sphinx
 
-PARTS = (
-    "execution offline pages provenance downloads colours figures live reference citations claims "
-    "editions hover search speeds slides"
-)
+READING = "execution pages figures live reference citations claims editions search speeds"
+AFTERWARDS = "pages downloads hover slides editions"  # in this order
+
+
+def finish(app: Sphinx, exception) -> None:
+    """Make what is made of the written pages."""
+    if exception is None and app.builder.name == "html":
+        for name in AFTERWARDS.split():
+            import_module(f".{name}", __name__).finish(app)
 
 
 def setup(app: Sphinx) -> dict:
-    """Register every part of the extension."""
-    for name in PARTS.split():
-        import_module(f"{__name__}.{name}").setup(app)
-    return {
-        "version": "1.0",
-        "env_version": 10,
-        "parallel_read_safe": False,
-        "parallel_write_safe": True,
-    }
+    for name in READING.split():
+        import_module(f".{name}", __name__).setup(app)
+    app.connect("build-finished", finish, priority=900)
+    safe = {"parallel_read_safe": False, "parallel_write_safe": True}
+    return {"version": "1.0", "env_version": 11, **safe}

@@ -4,8 +4,6 @@ A work of the type ``software`` is told apart from the paper of the same authors
 "2024, code".
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from unicodedata import normalize
 
@@ -58,13 +56,11 @@ class BookStyle(PlainStyle):
         self.format_labels = lambda entries: [", ".join(author_year(entry)) for entry in entries]
 
     def sort(self, entries):
-        """Sort as a reader looks for a label: Š among the S."""
         return sorted(entries, key=lambda entry: normalize("NFKD", str(author_year(entry)).lower()))
 
 
 @node
 def named(children, data, part: int):
-    """Return the author (0) or the year (1) of the work that is referred to."""
     return Text(author_year(data["entry"])[part])
 
 
@@ -72,17 +68,14 @@ class ByAuthorAndYear(BaseReferenceStyle):
     """``{cite:t}``: Castin et al. (2024); ``{cite:p}``: (Castin et al., 2024)."""
 
     def role_names(self):
-        """Return the roles that this style is for."""
         return ["t", "p"]
 
     def outer(self, role_name, children):
-        """Join several references."""
         if role_name == "t":
             return join(sep=", ", last_sep=" and ")[children]
         return join["(", join(sep="; ")[children], ")"]
 
     def inner(self, role_name):
-        """Return one reference."""
         before, after = (" (", ")") if role_name == "t" else (", ", "")
         return reference[join[named(0), before, named(1), after]]
 
@@ -97,6 +90,5 @@ class BookReferences(GroupReferenceStyle):
 
 
 def setup(app: Sphinx) -> None:
-    """Register both styles under the name that ``_config.yml`` uses."""
     register_plugin("pybtex.style.formatting", "book", BookStyle)
     register_reference_style("sphinxcontrib.bibtex.style.referencing", "book", BookReferences)

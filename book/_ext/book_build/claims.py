@@ -9,10 +9,7 @@ begins with that word; it belongs to the last theorem before it, or to the last 
 title says “Proof of the lemma”.
 """
 
-from __future__ import annotations
-
 from collections import Counter
-from itertools import starmap
 from typing import ClassVar
 
 import nbformat
@@ -67,7 +64,6 @@ class Scoreboard(SphinxDirective):
     option_spec: ClassVar = {"status": directives.unchanged}
 
     def run(self) -> list[nodes.Node]:
-        """Leave a place for the tables."""
         self.env.metadata[self.env.docname]["scoreboard"] = True
         return [scoreboard_node(status=self.options.get("status"))]
 
@@ -76,55 +72,38 @@ class Scoreboard(SphinxDirective):
 
 
 def is_theorem(node: nodes.Node) -> bool:
-    """Whether a node is a box of sphinx-proof."""
     return isinstance(node, nodes.Admonition) and "proof" in node.get("classes", [])
 
 
 def is_proof(node: nodes.Node) -> bool:
-    """Whether a node is a dropdown that holds a proof."""
     folded = isinstance(node, nodes.Element) and node.get("design_component") == "dropdown"
     return folded and bool(node.children) and node[0].astext().startswith("Proof")
 
 
-def theorems_of(doctree: nodes.document) -> dict[str, dict]:
-    """Return kind and grounds of each labelled theorem of a page."""
-    found: dict[str, dict] = {}
+def collect(app: Sphinx, doctree: nodes.document) -> None:
+    """Note what the theorems of a page that was just read rest on, and its claims."""
+    facts = app.env.metadata[app.env.docname]
+    grounds = facts["grounds"] = {}
+    kinds: dict[str, str] = {}
     for node in doctree.findall(nodes.Element):
         if is_theorem(node) and node.get("label"):
-            found[node["label"]] = {"kind": node["realtype"], "grounds": []}
+            kinds[node["label"]] = node["realtype"]
+            grounds[node["label"]] = []
         elif is_proof(node):
             words = node[0].astext().split()
-            meant = [record for record in found.values() if record["kind"] in words]
-            for record in (meant or list(found.values()))[-1:]:
-                record["grounds"] += [
-                    ref["reftarget"]
-                    for ref in node.findall(pending_xref)
-                    if ref.get("refdomain") == "prf"
-                ]
-    return found
-
-
-def collect(app: Sphinx, doctree: nodes.document) -> None:
-    """Note the claims of a page that was just read, and what its theorems rest on."""
-    facts = app.env.metadata[app.env.docname]
-    facts["grounds"] = {
-        label: [ground for ground in dict.fromkeys(record["grounds"]) if ground != label]
-        for label, record in theorems_of(doctree).items()
-    }
+            meant = [label for label, kind in kinds.items() if kind in words] or list(kinds)
+            for label in meant[-1:]:
+                refs = [ref for ref in node.findall(pending_xref) if ref.get("refdomain") == "prf"]
+                targets = [ref["reftarget"] for ref in refs if ref["reftarget"] != label]
+                grounds[label] = list(dict.fromkeys(grounds[label] + targets))
     path = executed_notebook(app.env, app.env.docname)
-    if not facts.get("kernelspec") or not path.exists():
-        return
-    cells = nbformat.read(path, as_version=4).cells
-    outputs = (output.get("data", {}) for cell in cells for output in cell.get("outputs", []))
-    facts["claims"] = [dict(data[MIME_TYPE]) for data in outputs if MIME_TYPE in data]
-    for key, times in Counter(item["key"] for item in facts["claims"]).items():
-        if times > 1:
-            text = "claim %r is stated %d times on one page"
-            logger.warning(text, key, times, location=app.env.docname)
+    if facts.get("kernelspec") and path.exists():
+        cells = nbformat.read(path, as_version=4).cells
+        outputs = (output.get("data", {}) for cell in cells for output in cell.get("outputs", []))
+        facts["claims"] = [dict(data[MIME_TYPE]) for data in outputs if MIME_TYPE in data]
 
 
 def needs_maths(env, docname: str) -> None:
-    """Let a page load MathJax, even if its own source has no formula."""
     env.get_domain("math").data["has_equations"][docname] = True
 
 
@@ -149,7 +128,6 @@ def keep_results(render_unhandled):
 
 
 def cell_of(node: nodes.Node) -> nodes.Node:
-    """Return the cell among whose outputs a node stands."""
     while node.get("nb_element") != "cell_code":
         node = node.parent
     return node
@@ -167,7 +145,6 @@ def take_out(node: nodes.Node) -> None:
 
 
 def dotted(*parts: list[nodes.Node]) -> list[nodes.Node]:
-    """Return the parts that there are, with dots between."""
     line: list[nodes.Node] = []
     for part in filter(None, parts):
         line += [nodes.Text(" · "), *part] if line else part
@@ -180,8 +157,9 @@ class ShowResults(SphinxPostTransform):
     default_priority = 3
 
     def run(self, **kwargs) -> None:
-        """Show every result of this page."""
         results = list(self.document.findall(result_node))
+        if results:
+            needs_maths(self.env, self.env.docname)
         claims = [node for node in results if node["claims"]]
         times = Counter(node["record"]["theorem"] for node in claims)
         for node in claims:
@@ -195,14 +173,7 @@ class ShowResults(SphinxPostTransform):
             take_out(node)
 
     def warn(self, text: str) -> None:
-        """Report what is wrong with a page."""
         logger.warning(text, location=self.env.docname)
-
-    def text(self, sentence: str) -> list[nodes.Node]:
-        """Return a sentence with its mathematics."""
-        if "$" in sentence:
-            needs_maths(self.env, self.env.docname)
-        return maths(sentence)
 
     def show_claim(self, node: result_node, *, says_all: bool) -> None:
         """Move a claim into its theorem, or out of its cell; say it unless the theorem does."""
@@ -214,10 +185,10 @@ class ShowResults(SphinxPostTransform):
         if says_all:
             box += nodes.paragraph("", "", *dotted([status], facts))
         else:
-            statement = self.text(record["statement"])
+            statement = maths(record["statement"])
             box += nodes.paragraph("", "", status, nodes.Text(": "), *statement)
         if record["witness"]:
-            words = [nodes.Text("Witness: "), *self.text(record["witness"])]
+            words = [nodes.Text("Witness: "), *maths(record["witness"])]
             box += nodes.paragraph("", "", *words, classes=["claim-witness"])
         if not says_all:
             box += nodes.paragraph("", "", *facts, classes=["claim-facts"])
@@ -243,12 +214,11 @@ class ShowResults(SphinxPostTransform):
         return dotted(ratio, source_nodes(record["source"], self.env.docname), board)
 
     def fold(self, cell: nodes.container) -> None:
-        """Fold a cell under its line."""
         node = next(iter(cell.findall(result_node)), None)
         if node is None:
             self.warn("a cell with the tag check must end with checked(…)")
             return
-        title = fold_title_node("", "", nodes.Text("✓ "), *self.text(node["record"]["text"]))
+        title = fold_title_node("", "", nodes.Text("✓ "), *maths(node["record"]["text"]))
         take_out(node)
         cell.children = [fold_node("", title, *cell.children)]
         cell.setup_child(cell.children[0])
@@ -260,7 +230,6 @@ class CodeBelow(SphinxPostTransform):
     default_priority = 200
 
     def run(self, **kwargs) -> None:
-        """Swap code and output of each cell whose code is folded."""
         for cell in self.document.findall(nodes.container):
             if cell.get("hide_mode") == "input" and len(cell.children) == 2:
                 cell.children.reverse()
@@ -277,39 +246,23 @@ def update_boards(app: Sphinx, env) -> list[str]:
     return sorted(boards)
 
 
-def reading_order(env) -> list[str]:
-    """List the pages in the order of the table of contents."""
-    relations, docname, order = env.collect_relations(), env.config.root_doc, []
-    while docname is not None:
-        order.append(docname)
-        docname = relations.get(docname, [None, None, None])[2]
-    return order
+def parts_of_book(env) -> dict[str, str]:
+    """Return the part of the book in which each page stands, in reading order."""
+    trees = env.external_site_map.root.subtrees
+    return {docname: tree.caption or "The book" for tree in trees for docname in tree.files()}
 
 
-def merge(env) -> list[dict]:
-    """Return one record for each claim, in reading order, with every page that shows it."""
-    merged: dict[str, dict] = {}
-    for docname in reading_order(env):
+def all_claims(env) -> list[dict]:
+    """Return the claims in reading order, each with its page and what its theorem rests on."""
+    found: dict[str, dict] = {}
+    for docname in parts_of_book(env):
         grounds = env.metadata[docname].get("grounds", {})
         for item in env.metadata[docname].get("claims", []):
-            fresh = {**item, "pages": [], "grounds": grounds.get(item["theorem"], [])}
-            combine(merged.setdefault(item["key"], fresh), item, docname)
-    return list(merged.values())
-
-
-def combine(record: dict, item: dict, docname: str) -> None:
-    """Add one more statement of a claim to its record; contradictions are warnings."""
-    for field in ("statement", "source"):
-        if record[field] != item[field]:
-            text = "claim %r: its %s differs from that on %s"
-            logger.warning(text, item["key"], field, record["pages"][0], location=docname)
-    if ("fails" in (record["status"], item["status"])) and record["status"] != item["status"]:
-        logger.warning("claim %r both fails and holds", item["key"], location=docname)
-    record["status"] = min(record["status"], item["status"], key=STATUSES.index)
-    ratios = [r for r in (record["ratio"], item["ratio"]) if r is not None]
-    record["ratio"] = max(ratios, default=None)
-    record["witness"] = record["witness"] or item["witness"]
-    record["pages"].append(docname)
+            if item["key"] in found:
+                logger.warning("claim %r is stated twice", item["key"], location=docname)
+            place = {"page": docname, "grounds": grounds.get(item["theorem"], [])}
+            found[item["key"]] = {**item, **place}
+    return list(found.values())
 
 
 class FillScoreboards(SphinxPostTransform):
@@ -318,34 +271,27 @@ class FillScoreboards(SphinxPostTransform):
     default_priority = 7
 
     def run(self, **kwargs) -> None:
-        """Replace every placeholder of this page."""
         for place in list(self.document.findall(scoreboard_node)):
             status = place["status"]
-            records = [r for r in merge(self.env) if status in (None, r["status"])]
+            records = [r for r in all_claims(self.env) if status in (None, r["status"])]
             place.replace_self([self.table(records)] if status else self.board(records))
 
     def board(self, records: list[dict]) -> list[nodes.Node]:
         """Return the summary and the tables, one for each part of the book."""
         counts = Counter(r["status"] for r in records)
         summary = ", ".join(f"{counts[s]} {s}" for s in STATUSES if counts[s])
-        trees = self.env.external_site_map.root.subtrees
-        part_of = {
-            docname: tree.caption or "The book" for tree in trees for docname in tree.files()
-        }
-        parts: dict[str, list[dict]] = {}
+        part_of, parts = parts_of_book(self.env), {}
         for record in records:
-            parts.setdefault(part_of.get(record["pages"][0], "The book"), []).append(record)
-        said = nodes.paragraph(text=f"{len(records)} claims: {summary}.", classes=["board-summary"])
-        return [said, *starmap(self.part, parts.items())]
-
-    def part(self, name: str, records: list[dict]) -> nodes.Node:
-        """Return the claims of one part of the book."""
-        box = nodes.container(classes=["board-part"], ids=[f"part-{nodes.make_id(name)}"])
-        box += [nodes.rubric(text=name), self.table(records)]
-        return box
+            parts.setdefault(part_of[record["page"]], []).append(record)
+        text = f"{len(records)} claims: {summary}."
+        found: list[nodes.Node] = [nodes.paragraph(text=text, classes=["board-summary"])]
+        for name, claims in parts.items():
+            box = nodes.container(classes=["board-part"], ids=[f"part-{nodes.make_id(name)}"])
+            box += [nodes.rubric(text=name), self.table(claims)]
+            found.append(box)
+        return found
 
     def table(self, records: list[dict]) -> nodes.table:
-        """Return one table; its rows carry their status as a class."""
         head = nodes.thead("", table_row([[nodes.Text(name)] for name in HEADER]))
         body = nodes.tbody()
         for record in records:
@@ -358,7 +304,6 @@ class FillScoreboards(SphinxPostTransform):
         return nodes.table("", group, classes=["colwidths-auto", "scoreboard"])
 
     def row(self, record: dict) -> list[Cell]:
-        """Return the cells of one claim."""
         statement = maths(record["statement"])
         if record["witness"]:
             witness = [nodes.Text(" Witness: "), *maths(record["witness"])]
@@ -366,7 +311,8 @@ class FillScoreboards(SphinxPostTransform):
         classes = ["claim-status", f"claim-{record['status']}"]
         ratio = "–" if record["ratio"] is None else format_ratio(record["ratio"])
         here = self.env.docname
-        grounds = [[reference_to("prf", "ref", ground, here)] for ground in record["grounds"]]
+        grounds = [reference_to("prf", "ref", ground, here) for ground in record["grounds"]]
+        listed = [node for ground in grounds for node in (nodes.Text(", "), ground)][1:]
         source = nodes.inline(
             "", "", *source_nodes(record["source"], here), classes=["board-source"]
         )
@@ -374,12 +320,12 @@ class FillScoreboards(SphinxPostTransform):
             statement,
             [nodes.inline("", record["status"], classes=classes)],
             [nodes.Text(ratio)],
-            listed(grounds),
-            [*listed([[self.link(record, page)] for page in record["pages"]]), source],
+            listed,
+            [self.link(record), source],
         ]
 
-    def link(self, record: dict, page: str) -> nodes.reference:
-        """Link to the claim on a page that shows it."""
+    def link(self, record: dict) -> nodes.reference:
+        page = record["page"]
         uri = self.app.builder.get_relative_uri(self.env.docname, page)
         number = self.env.toc_secnumbers.get(page, {}).get("", ())
         title = "".join([*(f"{n}. " for n in number[:1]), self.env.titles[page].astext()])
@@ -387,19 +333,7 @@ class FillScoreboards(SphinxPostTransform):
 
 
 def table_row(cells: list[Cell]) -> nodes.row:
-    """Return a row of a table."""
     return nodes.row("", *(nodes.entry("", nodes.paragraph("", "", *cell)) for cell in cells))
-
-
-def listed(parts: list[Cell]) -> Cell:
-    """Join parts by commas."""
-    return [node for part in parts for node in (nodes.Text(", "), *part)][1:]
-
-
-def load_filter(app: Sphinx, pagename, templatename, context, doctree) -> None:
-    """Load the filter's script where there is a board."""
-    if "scoreboard" in app.env.metadata.get(pagename, {}):
-        app.add_js_file("board.js", loading_method="defer")
 
 
 def tags(opening: str, closing: str):
@@ -411,7 +345,6 @@ def tags(opening: str, closing: str):
 
 
 def setup(app: Sphinx) -> None:
-    """Register the directive, the nodes and the transforms."""
     if not getattr(NbElementRenderer, "keeps_results", False):
         NbElementRenderer.render_unhandled = keep_results(NbElementRenderer.render_unhandled)
         NbElementRenderer.keeps_results = True
@@ -424,4 +357,3 @@ def setup(app: Sphinx) -> None:
         app.add_post_transform(transform)
     app.connect("doctree-read", collect)
     app.connect("env-updated", update_boards)
-    app.connect("html-page-context", load_filter)

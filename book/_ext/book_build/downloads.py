@@ -1,7 +1,5 @@
 """Offer every notebook page as ``.ipynb``: executed, with outputs, in Markdown that viewers show."""
 
-from __future__ import annotations
-
 import ast
 import base64
 import json
@@ -49,7 +47,6 @@ class References:
         self.figures = {label for page in numbers for label in page.get("figure", {})}
 
     def number(self, label: str) -> str:
-        """Return the number of a theorem, exercise, figure or equation."""
         equation = self.env.get_domain("math").equations.get(label)
         if equation:
             return str(equation[1])
@@ -60,7 +57,6 @@ class References:
         return ""
 
     def resolve(self, role: str, target: str) -> str:
-        """Return Markdown for a role or a link."""
         explicit = EXPLICIT.match(target)
         text, name = (explicit["text"], explicit["target"]) if explicit else ("", target)
         label = name.partition("#")[2] or name
@@ -84,14 +80,12 @@ class References:
         return text if explicit else f"`{name.lstrip('~!')}`"
 
     def citation(self, role: str, keys: str) -> str:
-        """Return works by author and year."""
         cited = [author_year(self.bibliography[key.strip()]) for key in keys.split(",")]
         if role == "cite:t":
             return ", ".join(f"{who} ({year})" for who, year in cited)
         return "(" + "; ".join(f"{who}, {year}" for who, year in cited) + ")"
 
     def link(self, role: str, text: str, name: str) -> str:
-        """Return a link to a page, or to a place with a label."""
         labels, titles = self.env.get_domain("std").labels, self.env.titles
         page, _, anchor = name.partition("#")
         docname = self.page(page) if page else self.docname
@@ -104,7 +98,6 @@ class References:
         return self.to(text or titles[docname].astext(), docname, f"#{anchor}" if anchor else "")
 
     def page(self, path: str) -> str:
-        """Return the name of the page at a path."""
         folder = "" if path.startswith("/") else posixpath.dirname(self.docname)
         path = posixpath.normpath(posixpath.join(folder, path.lstrip("/")))
         return re.sub(r"\.(md|ipynb|html)$", "", path)
@@ -119,7 +112,6 @@ class References:
         return f"[{text}]({posixpath.relpath(file, folder)}{anchor})"
 
     def glued(self, target: str) -> str:
-        """Return a glued value, formatted as on the page: ``[page::]name[:format]``."""
         page, _, name = target.rpartition("::")
         name, _, form = name.partition(":")
         docname = self.page(page) if page else self.docname
@@ -171,7 +163,6 @@ def solutions_last(cells: list) -> list:
 
 
 def caption(cell, number: Callable[[str], str]) -> list:
-    """Return the caption of a figure as a cell."""
     figure = cell.metadata.get("mystnb", {}).get("figure", {})
     if not figure:
         return []
@@ -191,7 +182,6 @@ def show_pictures(cell) -> None:
 
 
 def convert(app: Sphinx, docname: str) -> nbformat.NotebookNode:
-    """Return the executed notebook of a page in plain Markdown."""
     notebook = nbformat.read(executed_notebook(app.env, docname), as_version=4)
     references = References(app, docname)
     converter = Converter(references.resolve, references.number)
@@ -221,18 +211,11 @@ def convert(app: Sphinx, docname: str) -> nbformat.NotebookNode:
     return notebook
 
 
-def write_all(app: Sphinx, exception) -> None:
+def finish(app: Sphinx) -> None:
     """Write the notebooks where the theme's download button points."""
-    if exception is not None or app.builder.name != "html":
-        return
     for docname in sorted(app.env.found_docs):
         if not app.env.metadata[docname].get("kernelspec"):
             continue
         target = Path(app.outdir) / "_sources" / f"{docname}.ipynb"
         target.parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(convert(app, docname), target)
-
-
-def setup(app: Sphinx) -> None:
-    """Register the hook."""
-    app.connect("build-finished", write_all, priority=800)

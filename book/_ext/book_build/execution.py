@@ -1,18 +1,15 @@
 """Execute notebooks on all cores, with a cache that knows which modules a page imports.
 
-jupyter-cache recognises a notebook by its code cells and its kernel, so that after a change in the
-package the old outputs would stand. Here every page has a *state*: a digest of the modules that it
-imports, themselves or through others (without docstrings and comments), of the data files and of
-the versions of the libraries. It is written into the page, as it is read, as the name of its
-kernel: another state is another notebook, for jupyter-cache; and Sphinx is told to read the pages
-again whose state has changed.
+jupyter-cache recognises a notebook by its code cells, so that after a change in the package the old
+outputs would stand. Here every page has a *state*: a digest of the modules that it imports, itself
+or through others (without docstrings and comments), of the data files and of the versions of the
+libraries. It is kept with the outputs; a page whose state has changed is executed and read again.
 """
-
-from __future__ import annotations
 
 import ast
 import hashlib
 import os
+import platform
 import re
 import sys
 import traceback
@@ -36,24 +33,17 @@ from .kernels import KernelManager, manager_class
 
 logger = logging.getLogger(__name__)
 
-KEPT = 200  # executed notebooks, so that reverting an edit costs nothing
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 # Large arrays that come and go are taken from memory that is there, not asked of the system.
 REUSED = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**30)}
-KERNEL = re.compile(r"\A(---\n.*?\bdisplay_name: *)[^,}\n]*", re.DOTALL)
 BORROWED = re.compile(r"\{glue[^}]*\}`[^`]*::|^:doc: ", re.MULTILINE)  # values of another page
+SHOWN = ["lipcore", "torch", "numpy"]  # the versions at the end of a page
+VERSIONS = "book/how_to_run"  # the page with the versions of all libraries
 # What may import or run anything: a page with it is taken to import everything.
 COMPUTED = {"__import__", "eval", "exec", "get_ipython", "importlib", "runpy", "subprocess"}
 
 
-class ExecutionFailed(SphinxError):
-    """A notebook raised; its traceback has been printed."""
-
-    category = "Notebook execution failed"
-
-
 def library_versions(names: list[str]) -> list[str]:
-    """Return ``name==version`` of each library, without build tags such as ``+cpu``."""
     return [f"{name}=={metadata.version(name).split('+')[0]}" for name in names]
 
 
@@ -123,7 +113,6 @@ class States:
 
 @cache
 def states(app: Sphinx) -> States:
-    """Return the states of this build."""
     config = app.config
     root = Path(app.srcdir)
     return States(root, config.book_packages, config.book_data, config.book_libraries)
@@ -155,16 +144,7 @@ def state_of(app: Sphinx, docname: str, text: str) -> str | None:
 
 
 def source_of(env, docname: str) -> str:
-    """Return the text of a page."""
     return Path(env.doc2path(docname)).read_text(encoding="utf8")
-
-
-def marked(docname: str, text: str, state: str | None) -> str:
-    """Return the text of a page with its state in its front matter."""
-    text, found = KERNEL.subn(rf'\g<1>"{state}"', text)  # without quotes, digits are a number
-    if state and not found:
-        logger.warning("its kernelspec needs a display_name", location=docname)
-    return text
 
 
 def outdated(app: Sphinx, env, added, changed, removed) -> list[str]:
@@ -177,35 +157,32 @@ def outdated(app: Sphinx, env, added, changed, removed) -> list[str]:
 
 
 def mark(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Write its state into a page; read it again if it shows another page's values."""
-    state = state_of(app, docname, source[0])
-    app.env.metadata[docname]["state"] = state
+    """Note the state of a page that is read; read it again if it shows another page's values."""
+    app.env.metadata[docname]["state"] = state_of(app, docname, source[0])
     if BORROWED.search(source[0]):
         app.env.note_reread()
-    source[0] = marked(docname, source[0], state)
+
+
+def is_cached(cache, notebook, state: str) -> bool:
+    """Tell whether a notebook was executed in this state."""
+    try:
+        return cache.match_cache_notebook(notebook).data.get("state") == state
+    except KeyError:
+        return False
 
 
 def uncached(app: Sphinx, cache, docnames: list[str]) -> list[tuple]:
-    """List ``(docname, notebook, format)`` of the pages to execute, the longest first."""
+    """List ``(docname, notebook, format, state)`` of the pages to execute, the longest first."""
     missing = []
     for docname in docnames:
         text = source_of(app.env, docname)
-        page = read_notebook(app.env, docname, marked(docname, text, state_of(app, docname, text)))
-        if page is not None and not is_cached(cache, page[0]):
-            missing.append((docname, *page))
+        page, state = read_notebook(app.env, docname, text), state_of(app, docname, text)
+        if page is not None and not is_cached(cache, page[0], state):
+            missing.append((docname, *page, state))
     took = dict(app.config.book_seconds)
     for record in cache.list_cache_records():
         took[Path(record.uri).stem] = record.data["execution_seconds"]
     return sorted(missing, key=lambda item: -took.get(Path(item[0]).name, 0))
-
-
-def is_cached(cache, notebook) -> bool:
-    """Tell whether a notebook was executed in this state."""
-    try:
-        cache.match_cache_notebook(notebook)
-    except KeyError:
-        return False
-    return True
 
 
 def execute(notebook, path: str, settings, manager: type[KernelManager]):
@@ -242,27 +219,23 @@ def execute_all(app: Sphinx, env, docnames: list[str]) -> None:
         results = pool.map(
             lambda item: execute(item[1], env.doc2path(item[0]), settings, manager), todo
         )
-        for (docname, notebook, read_format), (seconds, problem) in zip(todo, results, strict=True):
+        for item, (seconds, problem) in zip(todo, results, strict=True):
+            docname, notebook, read_format, state = item
             if problem is not None:
                 failed.append(docname)
                 logger.error("executing %s failed\n%s", docname, problem)
                 continue
             logger.info("executed %s in %.1f s", docname, seconds)
-            store(cache, env.doc2path(docname), notebook, read_format, seconds)
-    cache.change_cache_limit(KEPT)
+            options = {"read_data": read_format} if read_format else {}
+            record = cache.add_nb_to_project(env.doc2path(docname), **options)
+            data = {"execution_seconds": seconds, "state": state}
+            bundle = CacheBundleIn(notebook, record.uri, data=data)
+            cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
     if failed:
-        raise ExecutionFailed(", ".join(sorted(failed)))
-
-
-def store(cache, path: str, notebook, read_format, seconds: float) -> None:
-    """Put an executed notebook into the cache, as myst-nb would."""
-    record = cache.add_nb_to_project(path, **({"read_data": read_format} if read_format else {}))
-    bundle = CacheBundleIn(notebook, record.uri, data={"execution_seconds": seconds})
-    cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
+        raise SphinxError(f"Notebook execution failed: {', '.join(sorted(failed))}")
 
 
 def executed_notebook(env, docname: str) -> Path:
-    """Return where the executed notebook of a page lies."""
     return Path(env.mystnb_config.output_folder) / f"{docname}.ipynb"
 
 
@@ -283,6 +256,23 @@ def keep_outputs(app: Sphinx, doctree) -> None:
         logger.warning("was executed before this run began", location=app.env.docname)
 
 
+def add_sentence(app: Sphinx, pagename, templatename, context, doctree) -> None:
+    """Close each executed page with a sentence: when, how long and with what it was executed."""
+    facts = app.env.metadata.get(pagename, {})
+    if "executed" not in facts or not context.get("body"):
+        return
+    moment, seconds = facts["executed"]
+    libraries = ", ".join(line.replace("==", " ") for line in library_versions(SHOWN))
+    words = (
+        f"Executed on {moment.day} {moment:%B %Y at %H:%M} UTC in {seconds:.0f} s, on one core, "
+        f"with Python {platform.python_version()}, {libraries}."
+    )
+    if VERSIONS in app.env.found_docs:
+        address = f"{app.builder.get_relative_uri(pagename, VERSIONS)}#versions"
+        words += f' <a class="reference internal" href="{address}">All versions</a>.'
+    context["body"] += f'\n<p class="page-execution">{words}</p>\n'
+
+
 def forget_after_failure(app: Sphinx, exception) -> None:
     """After a failed build, read every page again: Sphinx warns only about pages that it reads."""
     if exception is not None or app._warncount:
@@ -290,7 +280,6 @@ def forget_after_failure(app: Sphinx, exception) -> None:
 
 
 def setup(app: Sphinx) -> None:
-    """Register the settings and the hooks."""
     app.add_config_value("book_packages", ["lipcore"], "env", [list])
     app.add_config_value("book_data", [], "env", [list])
     app.add_config_value("book_libraries", [], "env", [list])
@@ -301,4 +290,5 @@ def setup(app: Sphinx) -> None:
     app.connect("env-before-read-docs", execute_all)
     app.connect("source-read", mark)
     app.connect("doctree-read", keep_outputs, priority=100)
+    app.connect("html-page-context", add_sentence, priority=700)
     app.connect("build-finished", forget_after_failure, priority=999)

@@ -3,9 +3,10 @@
 A cell draws its figure once, as SVG, in the light colours of :mod:`lab.colours`. Here each of them
 is replaced by its dark value, in the pictures within the SVG as well (heat maps), and the page gets
 both versions, of which the theme shows one. A colour that is not there fails the build.
-"""
 
-from __future__ import annotations
+Style sheets find every role in ``colours.css``: ``--colour-<role>`` (hyphens for underscores) has its
+value for the page as it is, light or dark; ``--colour-<role>-light`` and ``-dark`` do not change.
+"""
 
 import base64
 import io
@@ -19,7 +20,7 @@ from PIL import Image
 from sphinx.application import Sphinx
 from sphinx.util import logging
 
-from lab.colours import dark_values
+from lab.colours import ROLES, dark_values
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ UNPAINTED = ("none", "transparent", "currentColor")
 DRAWN = ("path", "rect", "circle", "ellipse", "line", "polyline", "polygon", "use", "text")
 NOT_DRAWN = ("defs", "clipPath", "metadata")  # except where something refers to them
 ALIKE = 3  # of 255: the rounding where a picture is blended with nothing
+MODES = ("light", "dark")
 FAINT = 0.2  # rims of dots, less opaque than this, may be rounded further
 
 
@@ -106,7 +108,9 @@ def show_both(app: Sphinx, doctree: nodes.document) -> None:
         light = Path(app.srcdir) / image["uri"].lstrip("/")
         if light.suffix != ".svg" or "jupyter_execute" not in light.parts:
             continue
-        figure = figure_of(image)
+        figure = image.parent
+        while figure is not None and not isinstance(figure, nodes.figure):
+            figure = figure.parent
         name = figure["ids"][0] if figure is not None and figure["ids"] else "a figure"
         try:
             text = dark_version(light.read_text(encoding="utf8"))
@@ -121,13 +125,6 @@ def show_both(app: Sphinx, doctree: nodes.document) -> None:
             figure += figure_files_node(svg=[copy["uri"].lstrip("/") for copy in box], name=name)
 
 
-def figure_of(node: nodes.Node | None) -> nodes.figure | None:
-    """Return the figure that holds a node."""
-    while node is not None and not isinstance(node, nodes.figure):
-        node = node.parent
-    return node
-
-
 def size(svg: str) -> dict[str, str]:
     """Return width and height in pixels: the page keeps room for a picture that comes late."""
     points = SIZE.search(svg)
@@ -140,7 +137,7 @@ def size(svg: str) -> dict[str, str]:
 def pair(image: nodes.image, size: dict[str, str]) -> nodes.container:
     """Return both versions in a box of their own: the theme hides what follows a hidden one."""
     box = nodes.container(classes=["figure-modes"])
-    for mode, ending in (("light", ".svg"), ("dark", "-dark.svg")):
+    for mode, ending in zip(MODES, (".svg", "-dark.svg"), strict=True):
         uri = image["uri"].removesuffix(".svg") + ending
         classes = [*image.get("classes", []), f"only-{mode}"]
         box += version_node(uri=uri, alt=image.get("alt", ""), classes=classes, size=size)
@@ -148,23 +145,20 @@ def pair(image: nodes.image, size: dict[str, str]) -> nodes.container:
 
 
 def file_name(builder, uri: str) -> str:
-    """Return the address of a picture on a page."""
     return f"{builder.imgpath}/{builder.images.get(uri, Path(uri).name)}"
 
 
 def write_files(self, node: figure_files_node) -> None:
-    """Write the links to the files of a figure."""
     links = [
         f'<a class="only-{mode}" href="{file_name(self.builder, uri)}" '
         f'download="{node["name"]}.svg">SVG</a>'
-        for mode, uri in zip(("light", "dark"), node["svg"], strict=True)
+        for mode, uri in zip(MODES, node["svg"], strict=True)
     ]
     self.body.append(f'<p class="figure-files">{" ".join(links)}</p>\n')
     raise nodes.SkipNode
 
 
 def write_version(self, node: version_node) -> None:
-    """Write a picture that browsers fetch when it shows: never the version for the other page."""
     facts = {
         **node["size"],
         "alt": node.get("alt", ""),
@@ -174,8 +168,31 @@ def write_version(self, node: version_node) -> None:
     raise nodes.SkipNode
 
 
+def style_sheet() -> str:
+    fixed, shown = [], {mode: [] for mode in MODES}
+    for name, role in ROLES.items():
+        variable = f"--colour-{name.replace('_', '-')}"
+        for mode in MODES:
+            fixed.append(f"{variable}-{mode}: {getattr(role, mode)};")
+            shown[mode].append(f"{variable}: var({variable}-{mode});")
+    return (
+        "/* Made from lab.colours, the only place that names a colour. */\n"
+        f":root {{ {' '.join(fixed + shown['light'])} }}\n"
+        f'html[data-theme="dark"] {{ {" ".join(shown["dark"])} }}\n'
+    )
+
+
+def add_style_sheet(app: Sphinx) -> None:
+    if app.builder.format != "html":
+        return
+    path = Path(app.outdir) / "_static" / "colours.css"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(style_sheet(), encoding="utf8")
+    app.add_css_file("colours.css", priority=400)  # before those that use it
+
+
 def setup(app: Sphinx) -> None:
-    """Register the nodes, and the hook before Sphinx collects the pictures."""
+    app.connect("builder-inited", add_style_sheet)
     app.add_node(version_node, html=(write_version, None))
     app.add_node(figure_files_node, html=(write_files, None))
     app.connect("doctree-read", show_both, priority=400)

@@ -5,8 +5,6 @@ every page to which others refer, ``_static/previews/PAGE.js``, which hands its 
 figures and terms to ``hover.js``.
 """
 
-from __future__ import annotations
-
 import json
 import posixpath
 import re
@@ -23,7 +21,6 @@ JUNK = {"headerlink", "copybtn", "figure-files"}
 
 
 def classes(element: HtmlElement) -> set[str]:
-    """Return the classes of an element."""
     return set((element.get("class") or "").split())
 
 
@@ -55,7 +52,6 @@ def snippet(elements: list[HtmlElement], folder: str) -> str:
 
 
 def article_of(html: str) -> str:
-    """Return the part of a page that is its own."""
     return html[html.find("<article") : html.find("</article>")]
 
 
@@ -72,17 +68,8 @@ def linked(articles: dict[str, str]) -> dict[str, set[str]]:
     return wanted
 
 
-def previews(article: HtmlElement, anchors: set[str], folder: str) -> dict[str, str]:
-    """Return the snippets of one page by id."""
-    found = {name: article.get_element_by_id(name, None) for name in sorted(anchors)}
-    shown = {name: parts(element) for name, element in found.items() if element is not None}
-    return {name: snippet(elements, folder) for name, elements in shown.items() if elements}
-
-
-def write_previews(app: Sphinx, exception) -> None:
+def finish(app: Sphinx) -> None:
     """Write the scripts beside the pages."""
-    if exception is not None or app.builder.name != "html":
-        return
     out = Path(app.outdir)
     articles = {
         docname: article_of((out / f"{docname}.html").read_text(encoding="utf8"))
@@ -91,13 +78,11 @@ def write_previews(app: Sphinx, exception) -> None:
     folder = out / "_static" / "previews"
     folder.mkdir(parents=True, exist_ok=True)
     for docname, anchors in linked(articles).items():
-        tree = fromstring(articles[docname])
-        found = previews(tree, anchors, posixpath.dirname(docname))
+        tree, found = fromstring(articles[docname]), {}
+        for name in anchors:
+            element = tree.get_element_by_id(name, None)
+            if element is not None and parts(element):
+                found[name] = snippet(parts(element), posixpath.dirname(docname))
         text = json.dumps(found, ensure_ascii=False, sort_keys=True).replace("</", "<\\/")
         script = f"bookPreviews({json.dumps(docname)}, {text});\n"
         (folder / f"{docname.replace('/', '-')}.js").write_text(script, encoding="utf8")
-
-
-def setup(app: Sphinx) -> None:
-    """Register the hook, after every page is written."""
-    app.connect("build-finished", write_previews, priority=850)

@@ -5,8 +5,6 @@ compute. Where the system can copy a process (Linux), a server imports them once
 a copy of it.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile
@@ -64,16 +62,13 @@ class Copy(ForkServerProcess):
     stdin = stdout = stderr = None
 
     def poll(self) -> int | None:
-        """Return the exit status, or None while it runs."""
         return self.exitcode
 
     def wait(self) -> int | None:
-        """Wait for the end; return the exit status."""
         self.join()
         return self.exitcode
 
     def send_signal(self, number: int) -> None:
-        """Send a signal."""
         os.kill(self.pid, number)
 
 

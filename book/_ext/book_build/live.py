@@ -5,8 +5,6 @@ it. The scripts are loaded in their order: what all pictures share, what those w
 and the picture's own.
 """
 
-from __future__ import annotations
-
 from html import escape
 from pathlib import Path
 
@@ -33,7 +31,6 @@ class Live(SphinxDirective):
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        """Return its markup, and remember which scripts the page needs."""
         name = self.arguments[0]
         root = Path(self.env.srcdir)
         for path in (root / FOLDER).glob(f"{name}.*"):
@@ -52,13 +49,11 @@ def markup(root: Path, name: str) -> str:
 
 
 def scripts(names: list[str]) -> list[str]:
-    """Return the scripts that live pictures need, each once, in order."""
     needed = [script for name in names for script in (*SHARED[name], f"live-{name}")]
     return [f"{script}.js" for script in dict.fromkeys(needed)]
 
 
 def load_scripts(app: Sphinx, pagename, templatename, context, doctree) -> None:
-    """Load the scripts and the style of live pictures on their own pages only."""
     names = app.env.metadata.get(pagename, {}).get("live", [])
     for script in scripts(names):
         app.add_js_file(script, loading_method="defer")
@@ -67,6 +62,5 @@ def load_scripts(app: Sphinx, pagename, templatename, context, doctree) -> None:
 
 
 def setup(app: Sphinx) -> None:
-    """Register the directive and the hooks."""
     app.add_directive("live", Live)
     app.connect("html-page-context", load_scripts)

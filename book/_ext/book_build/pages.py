@@ -1,9 +1,9 @@
-"""Small repairs to the pages: unique ids, buttons that open what they promise, correct roles."""
+"""Small repairs: unique ids, buttons that open what they promise, roles; MathJax from the book."""
 
-from __future__ import annotations
-
+import importlib.util
 import os
 import re
+import shutil
 from pathlib import Path
 from urllib.parse import quote
 
@@ -20,6 +20,12 @@ REPAIRS = (
     ('<div role="list" class="citation-list">', '<div class="citation-list">'),
     (r' role="doc-(biblioentry|backlink)"', ""),
     ('<summary aria-label="Toggle hidden content">', "<summary>"),
+)
+
+# The component itself, its fonts, and what its menu can load (speech in English).
+MATHJAX_PARTS = (
+    "tex-chtml-full.js output/chtml/fonts/woff-v2 a11y "
+    "sre/mathmaps/base.json sre/mathmaps/en.json sre/mathmaps/nemeth.json"
 )
 
 
@@ -98,12 +104,24 @@ def write_on_all_cores(app: Sphinx, env) -> None:
     app.parallel = os.cpu_count() or 1
 
 
+def finish(app: Sphinx) -> None:
+    """Copy the parts of MathJax that the pages use, once; keep Jekyll from hiding ``_static``."""
+    out = Path(app.outdir)
+    (out / ".nojekyll").touch()
+    package = Path(importlib.util.find_spec("sphinx-mathjax-offline").origin).parent
+    source, target = package / "static" / "mathjax", out / "_static" / "mathjax"
+    for part in MATHJAX_PARTS.split():
+        if not (target / part).exists():
+            (target / part).parent.mkdir(parents=True, exist_ok=True)
+            copy = shutil.copytree if (source / part).is_dir() else shutil.copyfile
+            copy(source / part, target / part)
+
+
 def setup(app: Sphinx) -> None:
-    """Register the hooks; the theme makes its buttons at priority 501, napoleon works at 500."""
     app.connect("config-inited", set_up)
     app.connect("doctree-read", unique_ids)
     app.connect("env-updated", write_on_all_cores)
     app.connect("env-get-updated", lettered_pages, priority=900)  # after Sphinx has numbered
     app.connect("missing-reference", public_names)
-    app.connect("autodoc-process-docstring", shapes_are_no_emphasis, priority=100)
-    app.connect("html-page-context", repair_page, priority=600)
+    app.connect("autodoc-process-docstring", shapes_are_no_emphasis, priority=100)  # as napoleon
+    app.connect("html-page-context", repair_page, priority=600)  # after the theme made its buttons

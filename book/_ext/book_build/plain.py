@@ -4,8 +4,6 @@ Statements and admonitions become block quotes with a title, what is folded beco
 roles become words and links. What a role refers to is asked of a ``resolve`` function.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -58,7 +56,6 @@ class Converter:
     exercises: dict[str, str] = field(default_factory=dict)  # by label, those converted so far
 
     def convert(self, text: str) -> str:
-        """Return plain Markdown for a whole cell."""
         return re.sub(r"\n{3,}", "\n\n", "\n".join(self._blocks(text.split("\n")))).strip("\n")
 
     def _blocks(self, lines: list[str]) -> list[str]:
@@ -173,7 +170,6 @@ def closing(lines: list[str], start: int, fence: str) -> int:
 
 
 def split_options(body: list[str]) -> tuple[dict[str, str], list[str]]:
-    """Split a directive's body into options and content."""
     if body and body[0].strip() == "---":
         end = next(i for i, line in enumerate(body) if i and line.strip() == "---")
         pairs = (line.partition(":") for line in body[1:end])

@@ -7,8 +7,6 @@ mathematics once and prints the whole once: the page numbers that this shows go 
 contents, which is printed again without the rest and takes the place of the first.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import posixpath
@@ -42,14 +40,12 @@ OPTIONS = {"prefer_css_page_size": True, "print_background": True, "tagged": Tru
 
 
 def contents(root: Path) -> list[tuple[str, list[str]]]:
-    """Return the parts of the book, each with the names of its pages."""
     toc = yaml.safe_load((root / "_toc.yml").read_text(encoding="utf8"))
     parts = [(part["caption"], [c["file"] for c in part["chapters"]]) for part in toc["parts"]]
     return [("", [toc["root"]]), *parts]
 
 
 def anchor(docname: str, fragment: str = "") -> str:
-    """Return the id of a page, or of something on it, unique in the whole document."""
     page = "p-" + re.sub(r"[^a-z0-9]+", "-", docname.lower()).strip("-")
     return f"{page}--{fragment}" if fragment else page
 
@@ -108,7 +104,6 @@ class Reader:
 
 
 def strip(article: Tag) -> None:
-    """Remove what is not for paper, and open what is folded."""
     for plain in article.find_all("noscript"):  # what stands for a live figure
         plain.unwrap()
     for node in article.select(LEFT_OUT):
@@ -135,7 +130,6 @@ def mathjax_settings(site: Path, docnames: list[str]) -> str:
 
 
 def text_of(markup: str) -> str:
-    """Return the text of a title, its section number and a space before it."""
     return " ".join(BeautifulSoup(markup, "html.parser").get_text().split())
 
 
@@ -152,7 +146,6 @@ def sections_of(article: Tag) -> list[tuple[str, str]]:
 
 
 def document(root: Path, site: Path) -> str:
-    """Return the printed document, its page numbers still empty."""
     config = yaml.safe_load((root / "_config.yml").read_text(encoding="utf8"))
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf8"))["project"]
     repository, today = config["repository"]["url"], date.today()
@@ -197,7 +190,6 @@ def outline_pages(path: Path) -> list[int]:
 
 
 def browser_path() -> str | None:
-    """Return the browser of the system, or None for playwright's own."""
     return (
         os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
     )
@@ -248,14 +240,14 @@ def print_document(browser, source: Path, target: Path) -> None:
     replace_first_pages(target, contents)
 
 
-def print_slides(browser, source: Path, target: Path) -> None:
-    """Print the deck; raise if a slide is taller than its page."""
-    page = opened(browser, source, 1280, 720)
-    tall = page.evaluate("bookPrint.tallSlides()")
-    if tall:
-        raise RuntimeError(f"slides that do not fit their page: {', '.join(tall)}")
-    page.pdf(path=target, **OPTIONS)
-    page.close()
+def print_deck(root: Path, site: Path, target: Path) -> None:
+    """Print the slides, one on each page; raise if one is taller than its page."""
+    with launched() as browser:
+        page = opened(browser, site / "slides.html", 1280, 720)
+        tall = page.evaluate("bookPrint.tallSlides()")
+        if tall:
+            raise RuntimeError(f"slides that do not fit their page: {', '.join(tall)}")
+        page.pdf(path=target, **OPTIONS)
 
 
 def replace_first_pages(path: Path, replacement: Path) -> None:
@@ -286,8 +278,7 @@ def finish(path: Path, author: str) -> None:
         pdf.save(path, object_stream_mode=pikepdf.ObjectStreamMode.generate)
 
 
-def make(root: Path, site: Path, target: Path) -> None:
-    """Print the book that was built into ``site``."""
+def print_book(root: Path, site: Path, target: Path) -> None:
     source = site.parent / "print" / "book.html"
     source.parent.mkdir(parents=True, exist_ok=True)
     source.write_text(document(root, site), encoding="utf8")

@@ -1,7 +1,5 @@
 """Sphinx's search finds theorems by name; others who link to a page see words, not formulas."""
 
-from __future__ import annotations
-
 import re
 
 from docutils import nodes
@@ -76,7 +74,6 @@ def describe_in_words(app: Sphinx, pagename, templatename, context, doctree) -> 
 
 
 def setup(app: Sphinx) -> None:
-    """Register the hooks; sphinxext.opengraph describes pages after the last one."""
     app.connect("doctree-read", note_names)
     app.connect("html-collect-pages", add_names)
     app.connect("html-page-context", describe_in_words, priority=400)

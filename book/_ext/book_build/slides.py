@@ -5,8 +5,6 @@ captions are those of the built pages, so a slide never differs from the page it
 on the deck are those of a page in ``notebooks``.
 """
 
-from __future__ import annotations
-
 import html
 import posixpath
 import re
@@ -34,7 +32,6 @@ def decoded(part: Tag, docname: str) -> str:
 
 
 def slide(entry: dict[str, str], site: Path, docname: str) -> dict[str, str]:
-    """Return what the template shows of one figure, read from the built page that has it."""
     page = BeautifulSoup((site / f"{docname}.html").read_text(encoding="utf8"), "lxml")
     figure = page.find(id=entry["figure"])
     caption = figure.find(class_="caption-text")
@@ -52,28 +49,19 @@ def slide(entry: dict[str, str], site: Path, docname: str) -> dict[str, str]:
     }
 
 
-def page_of(app: Sphinx, figure: str) -> str:
-    """Return the page that has a figure."""
-    labels = app.env.get_domain("std").anonlabels
-    if figure not in labels:
-        raise ExtensionError(f"{SOURCE}: no page has the figure {figure!r}")
-    return labels[figure][0]
-
-
-def write_deck(app: Sphinx, exception) -> None:
+def finish(app: Sphinx) -> None:
     """Write the deck beside the pages."""
     source, site = Path(app.srcdir) / SOURCE, Path(app.outdir)
-    if exception is not None or app.builder.name != "html" or not source.exists():
+    if not source.exists():
         return
     entries = tomllib.loads(source.read_text(encoding="utf8"))["slide"]
-    pages = [page_of(app, entry["figure"]) for entry in entries]
+    labels = app.env.get_domain("std").anonlabels
+    missing = [entry["figure"] for entry in entries if entry["figure"] not in labels]
+    if missing:
+        raise ExtensionError(f"{SOURCE}: no page has the figures {missing}")
+    pages = [labels[entry["figure"]][0] for entry in entries]
     slides = [slide(entry, site, page) for entry, page in zip(entries, pages, strict=True)]
     page = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True).get_template(DECK)
     settings = mathjax_settings(site, pages)
     text = page.render(slides=slides, book=html.unescape(app.config.html_title), mathjax=settings)
     (site / DECK).write_text(text, encoding="utf8")
-
-
-def setup(app: Sphinx) -> None:
-    """Register the hook: after the pages, before what is made of the whole site."""
-    app.connect("build-finished", write_deck, priority=900)

@@ -5,8 +5,6 @@ folded away, exercises and code do not count; a formula on a line of its own cou
 one within a line as one.
 """
 
-from __future__ import annotations
-
 import math
 import re
 
@@ -52,24 +50,6 @@ def count_words(node: nodes.Node) -> int:
     return sum(map(count_words, node.children))
 
 
-def minutes(words: int) -> int:
-    """Return the time that so many words take, in whole minutes."""
-    return max(1, math.ceil(words / WORDS_A_MINUTE))
-
-
-def time_line(docname: str, words: int, path: list[str], is_chapter: bool) -> nodes.paragraph:
-    """Return the line below a title that says how long the page takes."""
-    line = nodes.paragraph(classes=["reading-time"])
-    if docname in path:
-        line += nodes.inline("", f"{MARK} ", classes=["path-mark"])
-        line += nodes.Text(f"Main path, {path.index(docname) + 1} of {len(path)} · ")
-    elif is_chapter:
-        line += nodes.Text("Advanced · ")
-    taken = minutes(words)
-    line += nodes.Text(f"{taken} minutes" if taken > 1 else "1 minute")
-    return line
-
-
 def add_lines(app: Sphinx, doctree: nodes.document) -> None:
     """Put the time below the title of a notebook, and the way on at the end of the main path's."""
     docname, path = app.env.docname, app.config.main_path
@@ -78,7 +58,14 @@ def add_lines(app: Sphinx, doctree: nodes.document) -> None:
         return
     parts = app.config.external_site_map.root.subtrees
     numbered = {str(page) for part in parts if part.numbered for page in part.items}
-    line = time_line(docname, count_words(section), path, docname in numbered)
+    line = nodes.paragraph(classes=["reading-time"])
+    if docname in path:
+        line += nodes.inline("", f"{MARK} ", classes=["path-mark"])
+        line += nodes.Text(f"Main path, {path.index(docname) + 1} of {len(path)} · ")
+    elif docname in numbered:
+        line += nodes.Text("Advanced · ")
+    taken = max(1, math.ceil(count_words(section) / WORDS_A_MINUTE))
+    line += nodes.Text(f"{taken} minutes" if taken > 1 else "1 minute")
     section.insert(section.first_child_matching_class(nodes.title) + 1, line)
     if docname in path[:-1]:
         onward = nodes.paragraph("", f"{MARK} Next on the main path: ", classes=["path-next"])
@@ -104,7 +91,6 @@ def mark_contents(app: Sphinx, pagename, templatename, context, doctree) -> None
 
 
 def setup(app: Sphinx) -> None:
-    """Register the hooks and what they read of the configuration."""
     app.add_config_value("main_path", [], "env")
     app.connect("doctree-read", add_lines)
     app.connect("html-page-context", mark_contents, priority=900)
