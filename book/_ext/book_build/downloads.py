@@ -202,9 +202,7 @@ def convert(app: Sphinx, docname: str) -> nbformat.NotebookNode:
     macros = app.config.mathjax3_config["tex"]["macros"]
     cells[0].source = f"{definitions(macros)}\n\n{cells[0].source}"
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    notebook.metadata = nbformat.from_dict(
-        {"kernelspec": kernel, "language_info": {"name": "python"}}
-    )
+    notebook.metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
     notebook.cells = [cells[0], *opening_cells(app, docname), *cells[1:]]
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     nbformat.validate(notebook)

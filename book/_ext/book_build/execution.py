@@ -62,18 +62,18 @@ def signature(path: Path) -> bytes:
 class States:
     """The states of pages, for the present packages, data and libraries."""
 
-    def __init__(self, root: Path, packages: list[str], data: list[str], libraries: list[str]):
-        folders = [root / package for package in packages]
+    def __init__(self, root: Path, config):
+        folders = [root / package for package in config.book_packages]
         self.imports = grimp.build_graph(*(folder.name for folder in folders), cache_dir=None)
         self.signatures: dict[str, bytes] = {}
-        files = {path for name in data for path in (root / name).rglob("*")}
+        files = {path for name in config.book_data for path in (root / name).rglob("*")}
         for folder in folders:
             for path in folder.rglob("*.py"):
                 parts = path.relative_to(folder.parent).with_suffix("").parts
                 self.signatures[".".join(parts).removesuffix(".__init__")] = signature(path)
             files |= {path for path in folder.rglob("*") if path.suffix not in (".py", ".pyc")}
         self.common = hashlib.sha256(repr(sys.version_info[:2]).encode())
-        self.common.update(repr(library_versions(libraries)).encode())
+        self.common.update(repr(library_versions(config.book_libraries)).encode())
         for path in sorted(path for path in files if path.is_file()):
             self.common.update(f"{path.relative_to(root).as_posix()}\0".encode())
             self.common.update(signature(path))
@@ -113,9 +113,7 @@ class States:
 
 @cache
 def states(app: Sphinx) -> States:
-    config = app.config
-    root = Path(app.srcdir)
-    return States(root, config.book_packages, config.book_data, config.book_libraries)
+    return States(Path(app.srcdir), app.config)
 
 
 def use_this_checkout(app: Sphinx, config) -> None:

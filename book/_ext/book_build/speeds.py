@@ -17,16 +17,8 @@ from .citations import reference_to
 
 WORDS_A_MINUTE = 150  # of mathematical prose
 WORDS_A_FORMULA = 10
-NOT_READ = (
-    nodes.literal_block,
-    nodes.raw,
-    nodes.comment,
-    nodes.target,
-    index,
-    exercise_node,
-    exercise_enumerable_node,
-    solution_node,
-)
+EXERCISES = (exercise_node, exercise_enumerable_node, solution_node)
+NOT_READ = (nodes.literal_block, nodes.raw, nodes.comment, nodes.target, index, *EXERCISES)
 MARK = "●"
 SIGN = f'<span class="path-mark" role="img" aria-label="Main path:">{MARK}</span> '
 
