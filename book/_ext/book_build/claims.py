@@ -39,7 +39,7 @@ WORDS = {
     "open": "Open",
 }
 Cell = list[nodes.Node]
-HEADER = ["Claim", "Status", "Closest call", "Rests on", "Chapter and source"]
+HEADER = ["Claim", "Status", "Closest call", "Chapter and source"]
 
 
 class result_node(nodes.General, nodes.Element):
@@ -310,19 +310,25 @@ class FillScoreboards(SphinxPostTransform):
             statement.append(nodes.inline("", "", *witness, classes=["claim-witness"]))
         classes = ["claim-status", f"claim-{record['status']}"]
         ratio = "–" if record["ratio"] is None else format_ratio(record["ratio"])
-        here = self.env.docname
-        grounds = [reference_to("prf", "ref", ground, here) for ground in record["grounds"]]
-        listed = [node for ground in grounds for node in (nodes.Text(", "), ground)][1:]
-        source = nodes.inline(
-            "", "", *source_nodes(record["source"], here), classes=["board-source"]
-        )
         return [
             statement,
             [nodes.inline("", record["status"], classes=classes)],
             [nodes.Text(ratio)],
-            listed,
-            [self.link(record), source],
+            [self.link(record), *self.grounds(record)],
         ]
+
+    def grounds(self, record: dict) -> list[nodes.Node]:
+        """Return who says a claim, and what its theorem rests on."""
+        here = self.env.docname
+        words = source_nodes(record["source"], here)
+        source = nodes.inline("", "", *words, classes=["board-source"])
+        if not record["grounds"]:
+            return [source]
+        rests = nodes.inline("", "rests on ", classes=["board-source"])
+        for place, ground in enumerate(record["grounds"]):
+            rests += [nodes.Text(", ")] if place else []
+            rests += reference_to("prf", "ref", ground, here)
+        return [source, rests]
 
     def link(self, record: dict) -> nodes.reference:
         page = record["page"]

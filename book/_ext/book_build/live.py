@@ -26,8 +26,6 @@ SHARED = {
 
 
 class Live(SphinxDirective):
-    """Insert a live picture."""
-
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:

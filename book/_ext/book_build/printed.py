@@ -190,9 +190,7 @@ def outline_pages(path: Path) -> list[int]:
 
 
 def browser_path() -> str | None:
-    return (
-        os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-    )
+    return os.getenv("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 @contextmanager
@@ -274,7 +272,6 @@ def finish(path: Path, author: str) -> None:
     """Write the author into the file, and pack its many little objects."""
     with pikepdf.open(path, allow_overwriting_input=True) as pdf:
         pdf.docinfo["/Author"] = author
-        pdf.docinfo["/Subject"] = "The Lipschitz constant of self-attention"
         pdf.save(path, object_stream_mode=pikepdf.ObjectStreamMode.generate)
 
 

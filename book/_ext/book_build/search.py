@@ -57,8 +57,9 @@ def add_names(app: Sphinx) -> list:
             if kind == "single"
             for word in split_index_msg(kind, words)
         )
-        titles = [*indexer._all_titles.get(docname, []), *app.env.metadata[docname]["names"]]
-        indexer._all_titles[docname] = list(dict.fromkeys(map(tuple, titles)))
+        own = [tuple(t) for t in indexer._all_titles.get(docname, []) if not t[0].startswith("(")]
+        names = own + app.env.metadata[docname]["names"]
+        indexer._all_titles[docname] = list(dict.fromkeys(names))
     return []
 
 
