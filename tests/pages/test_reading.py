@@ -251,10 +251,10 @@ def test_the_scoreboard_fits_a_phone_and_a_desktop_and_breaks_no_word(phone, sit
 @pytest.mark.parametrize("name", toc_pages())
 def test_a_page_describes_itself(name):
     html = built(f"{name}.html")
-    said = re.search(r'<meta name="description" content="([^"]*)">', html)[1]
+    said = re.search(r'<meta name="description" content="([^"]*)" />', html)[1]
     assert 40 <= len(said) <= 210 and not re.search(r"[\\$]", said), said
-    assert f'<meta property="og:description" content="{said}">' in html
-    card = re.search(r'<meta property="og:image" content="https://[^"]+(/_static/[^"]+)">', html)[1]
+    assert f'<meta property="og:description" content="{said}" />' in html
+    card = re.search(r'<meta property="og:image" content="https://[^"]+(/_static/[^"]+)" />', html)[1]
     assert (HTML / card.lstrip("/")).stat().st_size < 100_000
 
 
