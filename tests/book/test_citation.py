@@ -28,13 +28,6 @@ def test_the_paper_is_cited_alike(name):
     assert [fields[key] for key in ("author", "title", "year", "booktitle")] == wanted
 
 
-def test_the_book_is_cited_alike():
-    fields = entry("README.md", "lipcore")
-    wanted = [CITATION[key] for key in ("title", "version", "repository-code")]
-    assert [fields[key] for key in ("title", "version", "url")] == wanted
-    assert fields["author"] == CITATION["authors"][0]["name"]
-
-
 def test_every_work_has_a_name_of_its_own():
     works = parse_file(str(ROOT / "book" / "references.bib")).entries
     names = {key: author_year(work) for key, work in works.items()}
