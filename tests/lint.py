@@ -212,12 +212,6 @@ def versions(root: Path) -> Iterator[tuple[str, str]]:
         version = pinned.get(canonicalize_name(requirement.name))
         if requirement.name != project["name"] and version not in requirement.specifier:
             yield "requirements.lock", f"{requirement} is asked for, {version} is locked: make lock"
-    conda = yaml.safe_load((root / "environment.yml").read_text(encoding="utf8"))["dependencies"]
-    python = next(line for line in conda if str(line).startswith("python=")).split("=")[1]
-    if python not in Requirement(f"x{project['requires-python']}").specifier:
-        yield "environment.yml", f"Python {python} is not {project['requires-python']}"
-    if "-r requirements.lock" not in str(conda):
-        yield "environment.yml", "it installs what is locked: add “-r requirements.lock”"
 
 
 def contents(root: Path, pages: dict[str, Page]) -> Iterator[tuple[str, str]]:
