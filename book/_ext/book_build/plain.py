@@ -22,7 +22,6 @@ QUOTED = {"admonition", "note", "tip", "hint", "important", "warning", "seealso"
 GENERATED = {
     "bibliography",
     "scoreboard",
-    "versions-table",
     "toctree",
     "tableofcontents",
     "take-away",
