@@ -19,13 +19,7 @@ INLINE = re.compile(r"(?<![\\$])\$(?!\$)[^$]+(?<!\\)\$")
 
 FOLDED = {"dropdown", "solution", "toggle"}
 QUOTED = {"admonition", "note", "tip", "hint", "important", "warning", "seealso"}
-GENERATED = {
-    "bibliography",
-    "scoreboard",
-    "toctree",
-    "tableofcontents",
-    "take-away",
-}
+GENERATED = {"bibliography", "scoreboard", "toctree", "tableofcontents", "take-away"}
 CONTAINERS = {"grid", "grid-item", "tab-set", "margin", "sidebar", "div", "card", "grid-item-card"}
 NOT_SHOWN = {"index", "exercise-end", "glue:figure"}  # such a picture is among the outputs
 PLACE = "*(This part is generated: see the page in the published book.)*"

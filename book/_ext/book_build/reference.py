@@ -65,6 +65,6 @@ def unlink_words(app: Sphinx, doctree: nodes.document) -> None:
 
 def setup(app: Sphinx) -> None:
     app.connect("source-read", expand)
-    app.connect("autodoc-process-docstring", keep_sentence, priority=400)
+    app.connect("autodoc-process-docstring", keep_sentence, priority=400)  # before napoleon
     app.connect("autodoc-skip-member", skip_field)
     app.connect("doctree-read", unlink_words)

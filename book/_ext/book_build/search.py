@@ -77,4 +77,5 @@ def describe_in_words(app: Sphinx, pagename, templatename, context, doctree) -> 
 def setup(app: Sphinx) -> None:
     app.connect("doctree-read", note_names)
     app.connect("html-collect-pages", add_names)
+    # before sphinxext.opengraph describes the page
     app.connect("html-page-context", describe_in_words, priority=400)
