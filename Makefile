@@ -59,11 +59,10 @@ notebook: $(STAMP) $(WEIGHTS)  ## execute one chapter to an .ipynb: make noteboo
 book: $(STAMP) $(WEIGHTS)  ## execute what changed and build _build/html
 	$(BIN)/jupyter-book build -W -n --keep-going .
 
-EDITION := PYTHONPATH=$(PYTHONPATH):$(CURDIR)/book/_ext $(BIN)/python -m book_build
+EDITION := PYTHONPATH=$(PYTHONPATH):$(CURDIR)/book/_ext $(BIN)/python -m book_build.editions
 
 pdf: book  ## print the whole book, and the slides (needs Chromium)
-	$(EDITION) pdf
-	$(EDITION) slides
+	$(EDITION) pdf slides
 
 zip: pdf  ## pack the pages into one archive that opens without a network
 	$(EDITION) zip

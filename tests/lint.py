@@ -9,7 +9,6 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterator
-from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import NamedTuple
 
@@ -163,14 +162,6 @@ def form(page: Page) -> Findings:
             yield line, "a check ends with checked(…), which says what was checked"
         if tags != ("remove-input",) and calls(tree, "glue", "claim"):
             yield line, "glue and claim stand in cells with the tag remove-input"
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and node.attr == "median":
-                by = {part.attr for part in ast.walk(node.value) if isinstance(part, ast.Attribute)}
-                if getattr(node.value, "id", None) != "np" and "groupby" not in by:
-                    yield (
-                        line + node.lineno - 1,
-                        "the median of a tensor is the lower one: use np.median or .quantile(0.5)",
-                    )
 
 
 def claims(page: Page) -> Findings:
@@ -191,68 +182,6 @@ def claims(page: Page) -> Findings:
                 value = getattr(node, "value", None)
                 if isinstance(value, float) and not (8 * value).is_integer():
                     yield line, f"{value} in a ratio is a choice of the page: compare without it"
-
-
-def roundings(page: Page) -> Findings:
-    """A range holds what it ranges over: a glued number named …low is rounded down, one named …high up."""
-    for cell in page.cells:
-        nodes = list(ast.walk(cell.tree))
-        named = {
-            node.targets[0].id: node.value
-            for node in nodes
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-        }
-        pairs = [call.args[:2] for call in calls(cell.tree, "glue")]
-        for node in (node for node in nodes if isinstance(node, ast.Dict)):
-            pairs += zip(node.keys, node.values, strict=True)
-        for key, value in pairs:
-            key = key.values[-1] if isinstance(key, ast.JoinedStr) else key
-            end = re.search(r"(?:^|[-_])(low|high)$", str(getattr(key, "value", "")))
-            value = named.get(value.id, value) if isinstance(value, ast.Name) else value
-            if not end or getattr(getattr(value, "func", None), "id", "") not in (
-                "decimal",
-                "percent",
-                "power",
-            ):
-                continue
-            side = {"low": "down", "high": "up"}[end[1]]
-            if side not in [
-                getattr(word.value, "value", None)
-                for word in value.keywords
-                if word.arg == "rounding"
-            ]:
-                yield cell.line + value.lineno - 1, f'…{key.value} ends a range: rounding="{side}"'
-
-
-# ---- the order of the pages ----
-
-LABEL = re.compile(
-    r"^:label: (\S+)$|^\(([a-z0-9-]+)\)=$|\$\$ \(([a-z0-9-]+)\)|^    name: (\S+)$", re.MULTILINE
-)
-REFERENCE = re.compile(r"\{(?:prf:ref|eq|numref|ref)\}`(?:[^`<]*<)?([a-z0-9-]+)>?`")
-GLUED = re.compile(r"\{glue:[a-z]+\}\s*`?(?:\.\./)?(?:notebooks/)?(\w+)\.md::")
-# Statements, and what is folded as a proof.
-LEANING = re.compile(
-    r"^(`{3,}|:{3,})\{(?:prf:(?:theorem|lemma|proposition|corollary|definition)\}"
-    r"|dropdown\}[^\n]*[Pp]roof)[^\n]*\n.*?^\1$",
-    re.DOTALL | re.MULTILINE,
-)
-
-
-def order(chapters: list[Page]) -> Iterator[tuple[Page, int, str]]:
-    """No statement, proof or number leans on a later page."""
-    defined: dict[str, int] = {}
-    for place, page in enumerate(chapters):
-        for labels in LABEL.findall(page.text):
-            defined.setdefault("".join(labels), place)
-        defined[page.stem] = place
-    for place, page in enumerate(chapters):
-        parts = [(m.start(), m[0], REFERENCE) for m in LEANING.finditer(page.text)]
-        for start, part, pattern in [*parts, (0, page.text, GLUED)]:
-            for match in pattern.finditer(part):
-                if defined.get(match[1], -1) > place:
-                    line = page.text.count("\n", 0, start + match.start()) + 1
-                    yield page, line, f"{match[1]} stands on a later page: move one of the two"
 
 
 # ---- the files of the project ----
@@ -283,33 +212,14 @@ def versions(root: Path) -> Iterator[tuple[str, str]]:
         version = pinned.get(canonicalize_name(requirement.name))
         if requirement.name != project["name"] and version not in requirement.specifier:
             yield "requirements.lock", f"{requirement} is asked for, {version} is locked: make lock"
-    conda = yaml.safe_load((root / "environment.yml").read_text(encoding="utf8"))["dependencies"]
-    python = next(line for line in conda if str(line).startswith("python=")).split("=")[1]
-    if python not in Requirement(f"x{project['requires-python']}").specifier:
-        yield "environment.yml", f"Python {python} is not {project['requires-python']}"
-    if "-r requirements.lock" not in str(conda):
-        yield "environment.yml", "it installs what is locked: add “-r requirements.lock”"
-
-
-def installed(project: dict, extra: str) -> set[str]:
-    """Return the packages that come with an extra."""
-    found: set[str] = set()
-    for asked in map(
-        Requirement, project["dependencies"] + project["optional-dependencies"][extra]
-    ):
-        own = asked.name == project["name"]
-        found |= {canonicalize_name(asked.name)} if not own else set()
-        found = found.union(*(installed(project, name) for name in asked.extras if own))
-    return found
 
 
 def contents(root: Path, pages: dict[str, Page]) -> Iterator[tuple[str, str]]:
-    """Every page stands in the contents once; readers find solutions, and what the pages import."""
+    """Every page stands in the contents once; readers find solutions."""
     toc = yaml.safe_load((root / "_toc.yml").read_text(encoding="utf8"))
     listed = [toc["root"], *(page["file"] for part in toc["parts"] for page in part["chapters"])]
     for name in sorted(set(listed) ^ set(pages) | {x for x in listed if listed.count(x) > 1}):
         yield "_toc.yml", f"{name} is listed {listed.count(name)} times: list every page once"
-    imported = {}
     for name, page in pages.items():
         title = next((x for x in page.text.splitlines() if x.startswith("# ")), "")
         if "$" in title:
@@ -317,41 +227,21 @@ def contents(root: Path, pages: dict[str, Page]) -> Iterator[tuple[str, str]]:
         exercises = re.findall(r"\{exercise(?:-start)?\}.*\n:label: (\S+)", page.text)
         for label in set(exercises) - set(re.findall(r"\{solution(?:-start)?\} (\S+)", page.text)):
             yield f"{name}.md", f"{label} has no solution"
-        code = "\n".join(cell.code for cell in page.cells)
-        for module in re.findall(r"^(?:from|import) (\w+)", code, re.MULTILINE):
-            imported[module] = name
-    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf8"))["project"]
-    present = installed(project, "book")
-    known = packages_distributions()
-    for module in imported.keys() - set(sys.stdlib_module_names):
-        own = (root / module).exists() or (root / "notebooks" / module).exists()
-        if not own and present.isdisjoint(map(canonicalize_name, known.get(module, ()))):
-            yield f"{imported[module]}.md", f"the extra “book” of pyproject.toml brings no {module}"
 
 
 def findings(root: Path) -> dict[str, list[str]]:
     """Return the findings of every check."""
     paths = sorted([*(root / "notebooks").glob("*.md"), *(root / "book").glob("*.md")])
-    texts = {
-        str(path.relative_to(root).with_suffix("")): path.read_text(encoding="utf8")
-        for path in paths
-    }
-    pages = {name: Page(name, text) for name, text in texts.items()}
-    toc = yaml.safe_load((root / "_toc.yml").read_text(encoding="utf8"))
-    numbered = [part["chapters"] for part in toc["parts"] if part.get("numbered")]
-    chapters = [page["file"] for part in numbered for page in part]
+    names = [str(path.relative_to(root).with_suffix("")) for path in paths]
+    pages = {n: Page(n, p.read_text(encoding="utf8")) for n, p in zip(names, paths, strict=True)}
     found = {
         check.__name__: [
             f"{name}.md:{line}: {what}"
             for name, page in pages.items()
             for line, what in check(page)
         ]
-        for check in (typed_numbers, form, claims, roundings)
+        for check in (typed_numbers, form, claims)
     }
-    found["order"] = [
-        f"notebooks/{page.stem}.md:{line}: {what}"
-        for page, line, what in order([pages[name] for name in chapters if name in pages])
-    ]
     found["versions"] = [f"{name}:1: {what}" for name, what in versions(root)]
     found["contents"] = [f"{name}:1: {what}" for name, what in contents(root, pages)]
     return found

@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 from IPython import get_ipython
-from IPython.core.pylabtools import print_figure
 from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
@@ -68,20 +67,13 @@ _RC = {
 
 
 def use_style() -> None:
-    """Set matplotlib's defaults for the session; in a notebook, figures become SVG, and PDF too."""
+    """Set matplotlib's defaults for the session; in a notebook, figures become SVG."""
     mpl.rcParams.update(_RC)
     for name, colour_map in _MAPS.items():
         if name not in mpl.colormaps:
             mpl.colormaps.register(colour_map)
-    shell = get_ipython()
-    if shell is not None:
+    if get_ipython() is not None:
         set_matplotlib_formats("svg", metadata={"Date": None})
-        shell.display_formatter.formatters["application/pdf"].for_type(Figure, _pdf)
-
-
-def _pdf(fig: Figure) -> bytes:
-    fig.set_layout_engine("none")  # the SVG, which comes first, has laid the figure out
-    return print_figure(fig, fmt="pdf", metadata={"CreationDate": None})
 
 
 def figure(

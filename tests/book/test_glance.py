@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import jupytext
-import pytest
 
 PAGE = Path(__file__).resolve().parents[2] / "notebooks" / "bounds_at_a_glance.md"
 
@@ -37,20 +36,6 @@ def evaluated(text: str) -> list[tuple[str, str]]:
 
 def test_the_formulas_shown_are_those_evaluated():
     text = PAGE.read_text(encoding="utf8")
-    assert sorted(shown(text)) == sorted(evaluated(text))
-    assert len(shown(text)) > 10
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        (r"    $\sqrt{1+a^2}\,e^a+a$", "    $(1+a)e^a+a$"),
-        (r"$w=1/(1+(n-1)", "$w=1/(1+n"),
-        ("    the second entry of the line above, sharpened", "    $2e^a$"),
-    ],
-)
-def test_an_altered_row_is_found(old, new):
-    text = PAGE.read_text(encoding="utf8")
-    assert text.count(old) == 1
-    text = text.replace(old, new)
-    assert sorted(shown(text)) != sorted(evaluated(text))
+    assert sorted(shown(text)) == sorted(evaluated(text)) and len(shown(text)) > 10
+    altered = text.replace(r"    $\sqrt{1+a^2}\,e^a+a$", "    $(1+a)e^a+a$")
+    assert altered != text and sorted(shown(altered)) != sorted(evaluated(altered))

@@ -28,7 +28,3 @@ def test_exercises_and_solutions_do_not():
     kinds = (exercise_enumerable_node, solution_node)
     parts = [kind("", nodes.paragraph(text="Show that it holds")) for kind in kinds]
     assert speeds.count_words(page(*parts)) == 0
-
-
-def test_minutes_are_whole_and_rounded_up():
-    assert [speeds.minutes(words) for words in (1, 150, 151, 1800)] == [1, 1, 2, 12]

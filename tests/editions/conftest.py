@@ -1,7 +1,12 @@
 """A browser for the PDF and the archive."""
 
+import sys
+from pathlib import Path
+
 import pytest
 from checker import FLAGS, chromium_path
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session")

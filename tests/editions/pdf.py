@@ -11,14 +11,14 @@ import pypdfium2
 from pikepdf import Array, Dictionary, Name
 
 RAW = re.compile(
-    r"\?\?|Math input error|Math Processing Error|\{(?:prf:|glue:|cite:|numref|eq)\w*\}`"
+    r"\?\?|Math (?:input|Processing) error|\{(?:prf:|glue:|cite:|numref|eq)\w*\}`", re.I
 )
 LEAST = 60  # characters on a page that has something on it
 A4 = (595, 842)
 
 
 class Book:
-    """A PDF, read once."""
+    """A PDF, read once; the outline as ``(depth, title, page)``."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -32,7 +32,6 @@ class Book:
             self.outline = list(self._walk(outline.root, 0))
 
     def _walk(self, items, depth: int):
-        """List ``(depth, title, page)`` of the outline."""
         for item in items:
             yield depth, " ".join(item.title.split()), self.numbers[item.destination[0].objgen]
             yield from self._walk(item.children, depth + 1)
@@ -44,8 +43,7 @@ def check_fonts(book: Book) -> list[str]:
     for font in book.pdf.objects:
         if not isinstance(font, Dictionary) or font.get("/Type") != Name.Font:
             continue
-        descriptor = font.get("/FontDescriptor", {})
-        inside = any(key.startswith("/FontFile") for key in descriptor.keys())
+        inside = any(key.startswith("/FontFile") for key in font.get("/FontDescriptor", {}).keys())
         if font.Subtype not in (Name.Type0, Name.Type3) and not inside:  # the parts of Type0 follow
             missing.add(str(font.get("/BaseFont")))
     return [f"font {name} is not embedded" for name in sorted(missing)]
@@ -68,11 +66,8 @@ def check_links(book: Book) -> list[str]:
     """Links inside lead to a place in the file; those outside to the network, not to a folder."""
     inside, outside = links(book)
     named = {str(name) for name in book.pdf.Root.get("/Dests", Dictionary()).keys()}
-    faults = [
-        f"leads to a file: {address}"
-        for address in outside
-        if not re.match(r"https?://|mailto:", address)
-    ]
+    abroad = re.compile(r"https?://|mailto:")
+    faults = [f"leads to a file: {link}" for link in outside if not abroad.match(link)]
     for target in inside:
         if isinstance(target, Array):
             if target[0].objgen not in book.numbers:

@@ -1,89 +1,69 @@
-"""The notebooks for download hold every output of the execution, and run where the package is installed."""
+"""The notebooks for download hold every output, and run where the package is installed."""
 
 import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import nbformat
 import pytest
-import yaml
 from book_build.downloads import show_pictures, solutions_last
 from nbclient import NotebookClient
+from test_pages import HTML, notebooks, source
 
-BUILD = Path(__file__).resolve().parents[2] / "_build"
-DOWNLOADS = BUILD / "html" / "_sources"
 QUICK = "book/how_to_run"  # seconds
 
 
-def notebooks() -> list[str]:
-    toc = yaml.safe_load((BUILD.parent / "_toc.yml").read_text(encoding="utf8"))
-    listed = [chapter["file"] for part in toc["parts"] for chapter in part["chapters"]]
-    return [
-        name
-        for name in listed
-        if "kernelspec" in (BUILD.parent / f"{name}.md").read_text(encoding="utf8")
-    ]
-
-
 def downloaded(docname: str):
-    return nbformat.read(DOWNLOADS / f"{docname}.ipynb", as_version=4)
+    return nbformat.read(HTML / "_sources" / f"{docname}.ipynb", as_version=4)
 
 
 def code(notebook) -> list:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def own_cells(notebook) -> list:
-    return [cell for cell in code(notebook) if "book-install" not in cell.metadata.get("tags", [])]
+def is_install(cell) -> bool:
+    return "book-install" in cell.metadata.get("tags", [])
 
 
 @pytest.mark.parametrize("docname", notebooks())
-def test_a_notebook_holds_every_output(docname):
+def test_a_notebook_holds_every_output_caption_and_solution(docname):
     notebook = downloaded(docname)
-    nbformat.validate(notebook)
-    executed = nbformat.read(BUILD / "jupyter_execute" / f"{docname}.ipynb", as_version=4)
+    executed = nbformat.read(HTML.parent / "jupyter_execute" / f"{docname}.ipynb", as_version=4)
     executed.cells = solutions_last(executed.cells)
-    cells, executed = own_cells(notebook), code(executed)
-    assert [c.source for c in cells] == [c.source for c in executed]
-    for cell in executed:
+    cells = [cell for cell in code(notebook) if not is_install(cell)]
+    for cell in code(executed):
         show_pictures(cell)
-    assert [c.outputs for c in cells] == [c.outputs for c in executed]
-    assert any(c.outputs for c in cells)
-
-
-@pytest.mark.parametrize("docname", notebooks())
-def test_a_notebook_shows_its_figures_and_gathers_its_solutions(docname):
-    source = (BUILD.parent / f"{docname}.md").read_text(encoding="utf8")
-    notebook = downloaded(docname)
-    prose = "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
-    assert prose.count("### Solution of [Exercise ") == len(
-        re.findall(r"^[`:]{3,}\{solution-start\}", source, re.MULTILINE)
-    )
-    assert len(re.findall(r"^\*Figure ", prose, re.MULTILINE)) == len(
-        re.findall(r"^    name: fig-", source, re.MULTILINE)
-    )
-    shown = [list(output.get("data", {})) for cell in code(notebook) for output in cell.outputs]
-    assert not any("image/svg+xml" in kinds for kinds in shown)
-    for cell in code(notebook):
+    assert [(c.source, c.outputs) for c in cells] == [(c.source, c.outputs) for c in code(executed)]
+    kinds = {kind for cell in cells for output in cell.outputs for kind in output.get("data", {})}
+    assert "image/svg+xml" not in kinds
+    for cell in cells:
         folded = cell.metadata.get("jupyter", {}).get("source_hidden", False)
         assert folded == ("hide-input" in cell.metadata.get("tags", []))
+    prose = "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
+    for shown, written in (
+        (r"^### Solution of \[Exercise ", r"^[`:]{3,}\{solution-start\}"),
+        (r"^\*Figure ", r"^    name: fig-"),
+    ):
+        assert len(re.findall(shown, prose, re.M)) == len(
+            re.findall(written, source(docname), re.M)
+        )
 
 
 def test_a_notebook_runs_outside_the_repository(tmp_path):
     """As after a download: only the package is there, and the first cell finds it."""
     notebook = downloaded(QUICK)
-    before = [[o.get("text") for o in c.outputs] for c in own_cells(notebook)]
-    NotebookClient(
-        notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
-    ).execute()
-    assert [[o.get("text") for o in c.outputs] for c in own_cells(notebook)] == before
+    before = [[output.get("text") for output in cell.outputs] for cell in code(notebook)[1:]]
+    place = {"metadata": {"path": tmp_path}}
+    NotebookClient(notebook, timeout=120, kernel_name="python3", resources=place).execute()
+    after = [[output.get("text") for output in cell.outputs] for cell in code(notebook)[1:]]
+    assert after == before
 
 
 def test_a_notebook_installs_the_package_where_it_is_missing(tmp_path):
-    """The first cell of code, run where nothing is installed, gets the repository and installs from it."""
-    first = next(c for c in code(downloaded(QUICK)) if "book-install" in c.metadata.get("tags", []))
+    """The first cell of code, run where nothing is installed, gets the repository."""
+    first = code(downloaded(QUICK))[0]
+    assert is_install(first)
     body = re.sub(r"^(\s*)[%!](.*)$", r"\1print('''\2''')", first.source, flags=re.MULTILINE)
     command = [sys.executable, "-I", "-S", "-c", body]
     done = subprocess.run(

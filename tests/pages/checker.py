@@ -1,23 +1,24 @@
 """Open pages in a browser and list what is wrong with them.
 
-Every check returns a list of sentences; none means the page is good. The checks know nothing about the
-book, so that test_checker.py can show that each one finds a planted fault. What they ask of an open page
-is in checks.js, which every page loads first.
+Every check returns a list of sentences; none means the page is good. The checks know nothing about
+the book, so that test_checker.py can show that each one finds a planted fault. What they ask of an
+open page is in checks.js, which every page loads first.
 """
 
 from __future__ import annotations
 
 import functools
 import http.server
-import os
 import re
-import shutil
 import threading
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlparse
 
 import nbformat
+from book_build.printed import browser_path as chromium_path
+
+__all__ = ["chromium_path"]
 
 CHECKS = Path(__file__).with_name("checks.js")
 FLAGS = [
@@ -33,8 +34,7 @@ PHONE = {"width": 390, "height": 844}
 DESKTOP = {"width": 1280, "height": 900}
 PAPER = {"width": 760, "height": 1075}  # A4 within its margins
 
-
-# Leaves the formulas of a page in TeX, which takes seconds to typeset; what the page asks for later is typeset.
+# Leaves the formulas of a page in TeX, which takes seconds to typeset; what it asks for later is typeset.
 IN_TEX = """Object.defineProperty(window, 'MathJax', {
   get: () => window.inTeX, set: (v) => { window.inTeX = v; (v.startup ??= {}).typeset = false; }})"""
 
@@ -44,14 +44,8 @@ MISPLACED = {
     "a statement that is not quoted": r"^\*\*(?:Theorem|Proposition|Lemma|Corollary|Definition)\b.*",
     "an exercise after the solutions": r"^## Solutions\n(?:.*\n)*?(\*\*Exercise.*)",
     "it needs the page": r"^[^#\n]*(\b[Dd]rag the\b(?![^\[\n]*\])|\bPress \*|\btab key\b|\baddress of this page\b)",
+    "raw MyST": r"^\s*(?:`{3,}|:{3,})\{[\w:-]+\}.*|^\([\w:-]+\)=",
 }
-
-
-def chromium_path() -> str | None:
-    """Return the browser of the system, or None for playwright's own."""
-    return (
-        os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-    )
 
 
 @contextmanager
@@ -64,8 +58,7 @@ def serve(folder: Path):
 
     handler = functools.partial(Quiet, directory=str(folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
+        threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
 
@@ -135,52 +128,39 @@ def check(page, *names: str) -> list[str]:
     return [fault for name in names for fault in page.evaluate(f"bookChecks.{name}()")]
 
 
-def check_mathematics(page, expected: int = 0) -> list[str]:
-    """Every formula is typeset, and none is left in TeX."""
+def check_mathematics(page, html: str) -> list[str]:
+    """Every formula that the source of a page holds is typeset, and none is left in TeX."""
+    expected = html.count('class="math notranslate')
     return page.evaluate(f"bookChecks.mathematics({expected})")
-
-
-def formulas_in(html: str) -> int:
-    """Count the formulas that the source of a page holds."""
-    return html.count('class="math notranslate')
 
 
 def check_notebook(path: Path) -> list[str]:
     """A notebook for download is valid, executed, and written in plain Markdown."""
-    if not path.exists():
-        return [f"{path.name} is missing"]
     try:
         notebook = nbformat.reads(path.read_text(encoding="utf8"), as_version=4)
         nbformat.validate(notebook)
-    except (ValueError, TypeError, AttributeError, KeyError, nbformat.ValidationError) as error:
-        return [f"{path.name} is no notebook: {error}"]
-    prose = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    faults = _unexecuted(notebook) + [f"raw MyST: {what}" for what in _raw_myst(prose)[:3]]
-    for what, pattern in MISPLACED.items():
-        faults += [f"{what}: {found}" for found in re.findall(pattern, prose, re.MULTILINE)]
-    anchors = set(re.findall(r'<a id="([^"]+)">', prose))
-    faults += [
-        f"leads nowhere: {x}" for x in re.findall(r"\]\(#([^)]+)\)", prose) if x not in anchors
-    ]
-    return [f"{path.name}: {fault}" for fault in faults]
-
-
-def _unexecuted(notebook) -> list[str]:
-    cells = [
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        KeyError,
+        nbformat.ValidationError,
+    ) as e:
+        return [f"{path.name} is no notebook: {e}"]
+    code = [
         cell
         for cell in notebook.cells
         if cell.cell_type == "code" and "book-install" not in cell.metadata.get("tags", [])
     ]
-    if not cells:
-        return ["no code"]
-    faults = [] if any(cell.outputs for cell in cells) else ["no outputs"]
-    if any(cell.execution_count is None for cell in cells):
-        faults.append("some cells were not executed")
-    return faults
-
-
-def _raw_myst(prose: str) -> list[str]:
-    directives = re.findall(r"^\s*(?:`{3,}|:{3,})\{[\w:-]+\}|^\([\w:-]+\)=", prose, re.MULTILINE)
-    prose = re.sub(r"```\w*\n.*?```", "", prose, flags=re.DOTALL)
-    roles = re.findall(r"\{[a-z][\w:-]*\}`[^`\n]+`", re.sub(r"`\{[^`\n]*`", "", prose))
-    return directives + roles
+    faults = [] if any(cell.outputs for cell in code) else ["no outputs"]
+    faults += ["a cell was not executed" for cell in code if cell.execution_count is None][:1]
+    prose = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    for what, pattern in MISPLACED.items():
+        faults += [f"{what}: {found}" for found in re.findall(pattern, prose, re.MULTILINE)]
+    words = re.sub(r"```\w*\n.*?```|`\{[^`\n]*`", "", prose, flags=re.DOTALL)
+    faults += [f"raw MyST: {role}" for role in re.findall(r"\{[a-z][\w:-]*\}`[^`\n]+`", words)]
+    anchors = set(re.findall(r'<a id="([^"]+)">', prose))
+    links = re.findall(r"\]\(#([^)]+)\)", prose)
+    faults += [f"leads nowhere: {link}" for link in links if link not in anchors]
+    return [f"{path.name}: {fault}" for fault in faults]

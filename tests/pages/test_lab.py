@@ -1,4 +1,4 @@
-"""`make lab`, as a reader uses it: open chapters by double click, run them, edit one, save it."""
+"""`make lab`, as a reader uses it: open a chapter by double click, run it, edit it, save it."""
 
 import os
 import shutil
@@ -11,55 +11,28 @@ from pathlib import Path
 
 import psutil
 import pytest
+from test_pages import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
-CHAPTERS = ["live_attention", "live_two_points"]  # seconds each
-COPIED = ["Makefile", "pyproject.toml", "requirements.lock"]
+CHAPTER = "live_two_points"  # seconds
+COPIED = ["Makefile", "pyproject.toml", "requirements.lock", f"notebooks/{CHAPTER}.md"]
 LINKED = [".venv", "lipcore", "book"]
 TOKEN = "letmein"
-EDITED = CHAPTERS[-1]
 WORDS = " This sentence is new."
 
-# Whether a chapter is open as a notebook, and its kernel waits: earlier, nothing can be run.
-IDLE = """chapter => {
-  const panel = jupyterapp.shell.currentWidget;
-  return panel?.context?.path.includes(chapter) && panel.sessionContext.session?.kernel?.status === 'idle';
-}"""
+# Whether the chapter is open as a notebook, and its kernel waits: earlier, nothing can be run.
+IDLE = f"""() => {{
+  const panel = jupyterapp.shell.currentWidget, kernel = panel?.sessionContext?.session?.kernel;
+  return panel?.context?.path.includes('{CHAPTER}') && kernel?.status === 'idle';
+}}"""
 
-# What the open notebook shows: execution counts, and the outputs that are errors.
+# What the notebook shows: execution counts, and the outputs that are errors.
 STATE = """() => {
   const cells = [...jupyterapp.shell.currentWidget.content.model.cells]
     .map(cell => cell.toJSON()).filter(cell => cell.cell_type === 'code');
-  return {
-    counts: cells.map(cell => cell.execution_count),
-    errors: cells.flatMap(cell => cell.outputs).filter(output => output.output_type === 'error'),
-    outputs: cells.flatMap(cell => cell.outputs).length};
+  const outputs = cells.flatMap(cell => cell.outputs), counts = cells.map(cell => cell.execution_count);
+  const errors = outputs.filter(output => output.output_type === 'error');
+  return {errors, outputs: outputs.length, ended: errors.length || !counts.includes(null)};
 }"""
-
-ENDED = f"""() => {{
-  const {{counts, errors}} = ({STATE})();
-  return errors.length || counts.every(count => count !== null);
-}}"""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-@pytest.fixture
-def checkout(tmp_path) -> Path:
-    """A copy whose chapters may be changed; git knows them as they were."""
-    folder = tmp_path / "copy"
-    (folder / "notebooks").mkdir(parents=True)
-    for name in COPIED + [f"notebooks/{chapter}.md" for chapter in CHAPTERS]:
-        shutil.copy2(ROOT / name, folder / name)
-    for name in LINKED:
-        (folder / name).symlink_to((ROOT / name).resolve())
-    git(folder, "init", "--quiet")
-    git(folder, "add", "notebooks")
-    return folder
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -68,9 +41,25 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 @pytest.fixture
+def checkout(tmp_path) -> Path:
+    """A copy whose chapter may be changed; git knows it as it was."""
+    folder = tmp_path / "copy"
+    (folder / "notebooks").mkdir(parents=True)
+    for name in COPIED:
+        shutil.copy2(ROOT / name, folder / name)
+    for name in LINKED:
+        (folder / name).symlink_to((ROOT / name).resolve())
+    git(folder, "init", "--quiet")
+    git(folder, "add", "notebooks")
+    return folder
+
+
+@pytest.fixture
 def lab(checkout, tmp_path):
     """The server that `make lab` starts, with nobody's own settings; its address, and its process."""
-    port = free_port()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     flags = f"--no-browser --allow-root --expose-app-in-browser --port={port} --ServerApp.port_retries=0"
     command = ["make", "-o", ".venv/.installed", "-o", "_build/.weights", "lab"]
     own = {f"JUPYTER_{kind}_DIR": str(tmp_path / kind) for kind in ("CONFIG", "DATA", "RUNTIME")}
@@ -103,65 +92,36 @@ def wait_for(url: str, server: subprocess.Popen, log: Path) -> None:
     pytest.fail(f"make lab does not answer:\n{log.read_text()}")
 
 
-def kernels(pid: int) -> list[str]:
-    """The programs that run as kernels."""
-    commands = [child.cmdline() for child in psutil.Process(pid).children(recursive=True)]
-    return [command[0] for command in commands if "ipykernel_launcher" in command]
+def is_saved(answer) -> bool:
+    """Whether an answer is that to saving the chapter; JupyterLab saves its own layout, too."""
+    path = answer.url.partition("?")[0]
+    return answer.request.method == "PUT" and path.endswith(f"/{CHAPTER}.md")
 
 
-def open_chapter(page, chapter: str) -> None:
-    page.locator(".jp-DirListing-item", has_text=chapter).dblclick()
-    page.wait_for_function(IDLE, arg=chapter)
+def test_a_reader_runs_a_chapter_edits_it_and_saves_that_edit_alone(browser, lab, checkout):
+    address, pid = lab
+    page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
+    page.set_default_timeout(60_000)
+    page.goto(address)
+    page.locator(".jp-DirListing-item", has_text=CHAPTER).dblclick()
+    page.wait_for_function(IDLE)
 
-
-def saved(chapter: str):
-    """Whether an answer is that to saving a chapter; JupyterLab saves its own layout, too."""
-    end = f"/{chapter}.md"
-    return lambda answer: (
-        answer.request.method == "PUT" and answer.url.partition("?")[0].endswith(end)
-    )
-
-
-def edit(page) -> None:
-    """Add a sentence to the first cell."""
     page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) h1").click()
     page.keyboard.press("Enter")
     page.locator(".jp-MarkdownCell .cm-focused").wait_for()
     page.keyboard.press("Control+End")
     page.keyboard.type(WORDS)
-
-
-def run_all(page) -> None:
     page.get_by_role("menuitem", name="Run", exact=True).click()
     page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+    page.wait_for_function(f"({STATE})().ended")
+    state = page.evaluate(STATE)
+    assert state["outputs"] and state["errors"] == []
+    commands = [child.cmdline() for child in psutil.Process(pid).children(recursive=True)]
+    (kernel,) = [command[0] for command in commands if "ipykernel_launcher" in command]
+    assert Path(kernel).parent.resolve() == (ROOT / ".venv" / "bin").resolve()
 
-
-def finished(page, chapter: str) -> dict:
-    page.get_by_role("tab", name=f"{chapter}.md").click()
-    page.wait_for_function(ENDED)
-    return page.evaluate(STATE)
-
-
-def test_a_reader_runs_two_chapters_edits_one_and_saves_that_edit_alone(browser, lab, checkout):
-    address, pid = lab
-    page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
-    page.set_default_timeout(60_000)
-    page.goto(address)
-    for chapter in CHAPTERS:
-        open_chapter(page, chapter)
-        if chapter == EDITED:
-            edit(page)
-        run_all(page)
-    for chapter in CHAPTERS:
-        state = finished(page, chapter)
-        assert state["counts"] and state["outputs"] and state["errors"] == []
-    programs = [Path(program).parent.resolve() for program in kernels(pid)]
-    assert programs == [(ROOT / ".venv" / "bin").resolve()] * len(CHAPTERS)
-
-    for chapter in CHAPTERS:
-        page.get_by_role("tab", name=f"{chapter}.md").click()
-        with page.expect_response(saved(chapter)):
-            page.keyboard.press("Control+s")
+    with page.expect_response(is_saved):
+        page.keyboard.press("Control+s")
     page.context.close()
     changes = git(checkout, "diff", "--unified=0").splitlines()
     old, new = (x[1:] for x in changes if x[0] in "+-" and x[:3] not in ("+++", "---"))

@@ -1,5 +1,6 @@
-"""Every page of the built book, opened in a browser over http: on a phone, on paper and on a desktop."""
+"""Every page of the built book, opened in a browser over http: on a phone and on a desktop."""
 
+import functools
 import os
 import re
 from datetime import UTC, datetime
@@ -11,12 +12,10 @@ import yaml
 from access import audit
 from checker import (
     DESKTOP,
-    PAPER,
     Watched,
     check,
     check_mathematics,
     check_notebook,
-    formulas_in,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,8 +34,7 @@ LONG_FORMULAS = {
 def toc_pages() -> list[str]:
     """The pages that the table of contents promises."""
     toc = yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf8"))
-    parts = [*toc.get("parts", []), {"chapters": toc.get("chapters", [])}]
-    return [toc["root"]] + [chapter["file"] for part in parts for chapter in part["chapters"]]
+    return [toc["root"]] + [page["file"] for part in toc["parts"] for page in part["chapters"]]
 
 
 def notebooks() -> list[str]:
@@ -48,8 +46,14 @@ def source(name: str) -> str:
     return (ROOT / f"{name}.md").read_text(encoding="utf8")
 
 
+@functools.cache
 def built(page: str) -> str:
     return (HTML / page).read_text(encoding="utf8")
+
+
+def article(page: str) -> str:
+    html = built(f"{page}.html")
+    return html[html.find("<article") : html.find("</article>")]
 
 
 def test_the_pages_are_those_of_the_contents():
@@ -68,24 +72,12 @@ def phone_faults(page, name: str) -> list[str]:
     return faults
 
 
-def paper_faults(page, name: str) -> list[str]:
-    """What is wrong in print; what is folded is open by now."""
-    page.set_viewport_size(PAPER)
-    page.emulate_media(media="print")
-    page.evaluate("bookChecks.drawn()")
-    faults = [] if name in GENERATED else check(page, "paper")
-    page.evaluate("bookChecks.boxSeenFormulas(); dispatchEvent(new Event('afterprint'))")
-    page.emulate_media(media="screen")
-    return faults
-
-
 def desktop_faults(page, name: str) -> list[str]:
-    """What is wrong on a wide window, folded, unfolded, in the light and in the dark."""
+    """What is wrong on a wide window, unfolded, in the light and in the dark."""
+    page.evaluate("bookChecks.boxSeenFormulas()")
     page.set_viewport_size(DESKTOP)
     page.evaluate("bookChecks.drawn()")
-    faults = check(page, "width") + ([] if name in GENERATED else check(page, "content"))
-    page.evaluate("bookChecks.openAll()")
-    faults += check(page, "code")
+    faults = check(page, "width", "code") + ([] if name in GENERATED else check(page, "content"))
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
         page.wait_for_selector(f"html[data-theme={scheme}]")
@@ -94,14 +86,11 @@ def desktop_faults(page, name: str) -> list[str]:
 
 
 def test_a_page(built_page, phone, site):
-    """Opened on a phone, printed, and widened to a desktop: loading a page is what takes long."""
+    """Opened on a phone and widened to a desktop: loading a page is what takes long."""
     page = phone.open(f"{site}/{built_page}").page
-    faults = check_mathematics(page, formulas_in(built(built_page)))
+    faults = check_mathematics(page, built(built_page))
     faults += [] if built_page in GENERATED else check(page, "firstText")
-    closed = page.locator("article details:not([open])").count()
     faults += [f"phone: {x}" for x in phone_faults(page, built_page)]
-    faults += [f"paper: {x}" for x in paper_faults(page, built_page)]
-    assert page.locator("article details:not([open])").count() == closed
     faults += [f"desktop: {x}" for x in desktop_faults(page, built_page)]
     # Last, since it empties formulas and listings; what it asks does not depend on colours.
     faults += audit(page) + phone.faults
@@ -116,32 +105,29 @@ def test_a_page_that_opens_in_the_dark(browser, site):
         assert watched.faults + check(page, "contrast", "links", "figures") == []
 
 
-def test_a_wider_window_joins_formulas_again(phone, site):
+def test_a_wider_window_joins_formulas_again_and_paper_unfolds(phone, site):
     page = phone.open(f"{site}/{min(LONG_FORMULAS)}").page
     assert page.locator(".bd-article mjx-container.broken").count()
+    closed = page.locator("article details:not([open])").count()
     page.set_viewport_size(DESKTOP)
     page.wait_for_function("!document.querySelector('.bd-article mjx-container.broken')")
     assert page.locator(".formula-break, .formula-may-break, .formula-gap").count() == 0
+    page.evaluate("bookChecks.beforePrint()")
+    page.emulate_media(media="print")
+    assert check(page, "paper") == []
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.locator("article details:not([open])").count() == closed
     assert phone.faults == []
-
-
-def test_a_page_needs_nothing_from_outside(built_page):
-    """No address in the page would be loaded from elsewhere, even if a browser did not try."""
-    html = built(built_page)
-    loaded = re.findall(
-        r"<(?:script|img|iframe|source|video|audio)[^>]+src=[\"']((?:https?:)?//[^\"']+)", html
-    )
-    loaded += re.findall(r"<link[^>]+href=[\"'](?:https?:)?//[^>]+>", html)
-    assert [tag for tag in loaded if 'rel="canonical"' not in tag] == []
 
 
 def leads_somewhere(link: str, page: str) -> bool:
     """Whether the file of a link inside the book exists, and holds the place that it names."""
-    url = urlparse(unquote(urljoin(f"http://book/{page}", link)))
+    folder = "notebooks/" if page == "slides.html" else ""  # its base
+    url = urlparse(unquote(urljoin(f"http://book/{folder}{page}", link)))
     target = HTML / url.path.lstrip("/")
     if not url.fragment or target.suffix != ".html" or not target.exists():
         return target.exists()
-    return f'id="{url.fragment}"' in target.read_text(encoding="utf8")
+    return f'id="{url.fragment}"' in built(str(target.relative_to(HTML)))
 
 
 def test_links_inside_the_book_lead_somewhere(built_page):
@@ -171,13 +157,11 @@ def test_a_page_says_when_it_was_executed(page):
 @pytest.mark.parametrize("page", toc_pages())
 def test_a_page_weighs_less_than_a_megabyte(page):
     """With its pictures, in the light, but without what all pages share."""
-    html = built(f"{page}.html")
-    article = html[html.find("<article") : html.find("</article>")]
-    pictures = {s for s in re.findall(r'<img[^>]+src="([^":]+)"', article) if "_static" not in s}
-    pictures = {picture for picture in pictures if not picture.endswith("-dark.svg")}
+    pictures = set(re.findall(r'<img[^>]+src="([^":]+)"', article(page)))
+    shown = [p for p in pictures if "_static" not in p and not p.endswith("-dark.svg")]
     folder = (HTML / page).parent
-    sizes = [(folder / picture).resolve().stat().st_size for picture in pictures]
-    assert len(html.encode()) + sum(sizes) <= MEGABYTE
+    sizes = [(folder / picture).resolve().stat().st_size for picture in shown]
+    assert len(built(f"{page}.html").encode()) + sum(sizes) <= MEGABYTE
 
 
 def test_the_first_page_redirects(desktop, site):

@@ -1,6 +1,4 @@
-"""Offer every notebook page as ``.ipynb``: executed, with outputs, in Markdown that any viewer shows."""
-
-from __future__ import annotations
+"""Offer every notebook page as ``.ipynb``: executed, with outputs, in Markdown that viewers show."""
 
 import ast
 import base64
@@ -16,118 +14,107 @@ from sphinx.application import Sphinx
 
 from .citations import author_year
 from .execution import executed_notebook
-from .plain import Converter
+from .plain import Converter, definitions
 
 EXPLICIT = re.compile(r"^(?P<text>.*?)\s*<(?P<target>[^>]+)>$", re.DOTALL)
-
 SOLUTION = re.compile(
     r"^(?P<fence>`{3,}|:{3,})\{solution-(?P<edge>start|end)\}[ \t]*(?P<label>\S*)[ \t]*\n"
     r"(?:.*\n)*?(?P=fence)[ \t]*$",
     re.MULTILINE,
 )
+INSTALL = """# Outside a copy of the book's repository: get one, with what this page imports.
+import importlib.util
+import sys
+from pathlib import Path
+
+checkout = Path("{folder}").resolve()
+if importlib.util.find_spec("lab") is None:
+    if not checkout.is_dir():
+        !git clone --quiet --depth 1 {repository}
+    %pip install --quiet "./{folder}[book]"
+    sys.path += [str(checkout / "notebooks")]"""
 
 
 class References:
     """Answers what the roles on one page refer to, from Sphinx's own tables."""
 
     def __init__(self, app: Sphinx, docname: str):
-        self.app, self.env, self.docname = app, app.env, docname
+        self.env, self.docname = app.env, docname
         self.bibliography = self.env.get_domain("cite").bibdata.data.entries
-        self._exercises = getattr(self.env, "sphinx_exercise_registry", {})
+        self.exercises = getattr(self.env, "sphinx_exercise_registry", {})
+        self.theorems = getattr(self.env, "proof_list", {})
+        numbers = self.env.toc_fignumbers.values()
+        self.figures = {label for page in numbers for label in page.get("figure", {})}
 
     def number(self, label: str) -> str:
-        """Return the number of a theorem, exercise, figure or equation."""
         equation = self.env.get_domain("math").equations.get(label)
         if equation:
             return str(equation[1])
-        for figures in self.env.toc_fignumbers.values():
-            for numbers in figures.values():
+        for kinds in self.env.toc_fignumbers.values():
+            for numbers in kinds.values():
                 if label in numbers:
                     return ".".join(map(str, numbers[label]))
         return ""
 
-    def _figures(self) -> set[str]:
-        numbers = self.env.toc_fignumbers.values()
-        return {label for page in numbers for label in page.get("figure", {})}
-
     def resolve(self, role: str, target: str) -> str:
-        """Return Markdown for a role or a link."""
         explicit = EXPLICIT.match(target)
         text, name = (explicit["text"], explicit["target"]) if explicit else ("", target)
-        kind = role.split(":")[0]
-        if kind == "cite":
-            return self._citation(role, name)
-        if kind == "glue":
-            return self._glued(name)
-        if role == "prf:ref":
-            return self._proof(text, name)
+        label = name.partition("#")[2] or name
+        if role.startswith("cite"):
+            return self.citation(role, name)
+        if role.startswith("glue"):
+            return self.glued(name)
         if role == "eq":
             return f"({self.number(name) or name})"
-        if role in ("ref", "numref", "link") and name.lstrip("#") in self._exercises:
-            return self._exercise(text, name.lstrip("#"))
-        if name in self._figures():
+        if label in self.theorems:
+            theorem = self.theorems[label]
+            words = f"{theorem['realtype'].capitalize()} {self.number(label)}"
+            return self.to(text or words, theorem["docname"])
+        if label in self.exercises:
+            words = text or f"Exercise {self.number(label)}"
+            return self.to(words, self.exercises[label]["docname"], f"#{label}")
+        if name in self.figures:
             return (text or "Figure %s").replace("%s", self.number(name))
         if role in ("ref", "numref", "doc", "link"):
-            return self._link(role, text, name)
+            return self.link(role, text, name)
         return text if explicit else f"`{name.lstrip('~!')}`"
 
-    def _citation(self, role: str, keys: str) -> str:
-        entries = [self.bibliography.get(key.strip()) for key in keys.split(",")]
-        cited = [author_year(entry) for entry in entries if entry is not None]
-        if role in ("cite:t", "cite:ts", "cite:ct"):
+    def citation(self, role: str, keys: str) -> str:
+        cited = [author_year(self.bibliography[key.strip()]) for key in keys.split(",")]
+        if role == "cite:t":
             return ", ".join(f"{who} ({year})" for who, year in cited)
         return "(" + "; ".join(f"{who}, {year}" for who, year in cited) + ")"
 
-    def _proof(self, text: str, label: str) -> str:
-        item = getattr(self.env, "proof_list", {}).get(label)
-        words = (
-            text
-            or f"{item['realtype'].capitalize() if item else ''} {self.number(label)}".strip()
-            or label
-        )
-        return self._to(words, item["docname"]) if item else words
-
-    def _exercise(self, text: str, label: str) -> str:
-        words = text or f"Exercise {self.number(label)}"
-        return self._to(words, self._exercises[label]["docname"], f"#{label}")
-
-    def _link(self, role: str, text: str, name: str) -> str:
-        standard = self.env.get_domain("std")
+    def link(self, role: str, text: str, name: str) -> str:
+        labels, titles = self.env.get_domain("std").labels, self.env.titles
         page, _, anchor = name.partition("#")
-        docname = self._page(page) if page else self.docname
+        docname = self.page(page) if page else self.docname
         label = anchor or name
-        if label in standard.labels:
-            docname, _, title = standard.labels[label]
-            return self._to(text or title, docname, f"#{label}")
-        if label in getattr(self.env, "proof_list", {}):
-            return self._proof(text, label)
-        if docname not in self.env.titles:
+        if label in labels:
+            docname, _, title = labels[label]
+            return self.to(text or title, docname, f"#{label}")
+        if docname not in titles:
             return f"[{text or name}]({name})" if role == "link" else text or name
-        return self._to(
-            text or self.env.titles[docname].astext(), docname, f"#{anchor}" if anchor else ""
-        )
+        return self.to(text or titles[docname].astext(), docname, f"#{anchor}" if anchor else "")
 
-    def _page(self, path: str) -> str:
+    def page(self, path: str) -> str:
         folder = "" if path.startswith("/") else posixpath.dirname(self.docname)
         path = posixpath.normpath(posixpath.join(folder, path.lstrip("/")))
         return re.sub(r"\.(md|ipynb|html)$", "", path)
 
-    def _to(self, text: str, docname: str, anchor: str = "") -> str:
-        """Link to a place on this page, to a sibling notebook, or to a page of the published book."""
+    def to(self, text: str, docname: str, anchor: str = "") -> str:
+        """Link to a place on this page, to a sibling notebook, or to a page of the book."""
         if docname == self.docname:
             return f"[{text}]({anchor})" if anchor else text
         folder = posixpath.dirname(f"_sources/{self.docname}")
-        if self.env.metadata[docname].get("kernelspec"):
-            file = f"_sources/{docname}.ipynb"
-        else:
-            file = f"{docname}.html"
+        executed = self.env.metadata[docname].get("kernelspec")
+        file = f"_sources/{docname}.ipynb" if executed else f"{docname}.html"
         return f"[{text}]({posixpath.relpath(file, folder)}{anchor})"
 
-    def _glued(self, target: str) -> str:
-        """Return a glued value, formatted as on the page: ``[page::]name[:format]``."""
+    def glued(self, target: str) -> str:
         page, _, name = target.rpartition("::")
         name, _, form = name.partition(":")
-        docname = self._page(page) if page else self.docname
+        docname = self.page(page) if page else self.docname
         path = executed_notebook(self.env, docname).with_suffix(".glue.json")
         data = json.loads(path.read_text(encoding="utf8")).get(name, {}) if path.exists() else {}
         plain = data.get("data", {}).get("text/plain", f"`{name}`")
@@ -145,19 +132,7 @@ def opening_cells(app: Sphinx, docname: str) -> list:
         f"*A page of “{app.config.html_title}”, executed when the book was built. "
         f"Source: [`{docname}.md`]({repository}/blob/main/{docname}.md).*"
     )
-    folder = repository.rsplit("/", 1)[-1]
-    install = (
-        "# Outside a copy of the book's repository: get one, with what this page imports.\n"
-        "import importlib.util\n"
-        "import sys\n"
-        "from pathlib import Path\n\n"
-        f'checkout = Path("{folder}").resolve()\n'
-        'if importlib.util.find_spec("lab") is None:\n'
-        "    if not checkout.is_dir():\n"
-        f"        !git clone --quiet --depth 1 {repository}\n"
-        f'    %pip install --quiet "./{folder}[book]"\n'
-        '    sys.path += [str(checkout / "notebooks")]'
-    )
+    install = INSTALL.format(repository=repository, folder=repository.rsplit("/", 1)[-1])
     return [
         nbformat.v4.new_markdown_cell(note, id="book-source"),
         nbformat.v4.new_code_cell(install, id="book-install", metadata={"tags": ["book-install"]}),
@@ -188,7 +163,6 @@ def solutions_last(cells: list) -> list:
 
 
 def caption(cell, number: Callable[[str], str]) -> list:
-    """Return the caption of a figure as a cell."""
     figure = cell.metadata.get("mystnb", {}).get("figure", {})
     if not figure:
         return []
@@ -197,10 +171,7 @@ def caption(cell, number: Callable[[str], str]) -> list:
 
 
 def show_pictures(cell) -> None:
-    """Put drawings into HTML, since Jupyter does not show an SVG in a notebook from elsewhere.
-
-    Their PDFs, which the page offers, are removed.
-    """
+    """Put drawings into HTML: Jupyter shows no SVG in a notebook from elsewhere."""
     alt = cell.metadata.get("mystnb", {}).get("image", {}).get("alt", "")
     for output in cell.outputs:
         output.get("data", {}).pop("application/pdf", None)
@@ -211,11 +182,9 @@ def show_pictures(cell) -> None:
 
 
 def convert(app: Sphinx, docname: str) -> nbformat.NotebookNode:
-    """Return the executed notebook of a page in plain Markdown."""
     notebook = nbformat.read(executed_notebook(app.env, docname), as_version=4)
     references = References(app, docname)
-    macros = app.config.mathjax3_config.get("tex", {}).get("macros", {})
-    converter = Converter(references.resolve, references.number, macros)
+    converter = Converter(references.resolve, references.number)
     cells = [
         each
         for cell in solutions_last(notebook.cells)
@@ -230,28 +199,21 @@ def convert(app: Sphinx, docname: str) -> nbformat.NotebookNode:
         if "hide-input" in cell.metadata.get("tags", []):
             cell.metadata["jupyter"] = {"source_hidden": True}
     cells = [cell for cell in cells if cell.source]
+    macros = app.config.mathjax3_config["tex"]["macros"]
+    cells[0].source = f"{definitions(macros)}\n\n{cells[0].source}"
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    notebook.metadata = nbformat.from_dict(
-        {"kernelspec": kernel, "language_info": {"name": "python"}}
-    )
+    notebook.metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
     notebook.cells = [cells[0], *opening_cells(app, docname), *cells[1:]]
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     nbformat.validate(notebook)
     return notebook
 
 
-def write_all(app: Sphinx, exception) -> None:
+def finish(app: Sphinx) -> None:
     """Write the notebooks where the theme's download button points."""
-    if exception is not None or app.builder.name != "html":
-        return
     for docname in sorted(app.env.found_docs):
         if not app.env.metadata[docname].get("kernelspec"):
             continue
         target = Path(app.outdir) / "_sources" / f"{docname}.ipynb"
         target.parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(convert(app, docname), target)
-
-
-def setup(app: Sphinx) -> None:
-    """Register the hooks."""
-    app.connect("build-finished", write_all, priority=800)

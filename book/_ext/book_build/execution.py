@@ -1,17 +1,15 @@
-"""Execute notebooks, with a cache that knows what a page can reach, on all cores.
+"""Execute notebooks on all cores, with a cache that knows which modules a page imports.
 
-jupyter-cache recognises a notebook by its code cells and its kernel, so that after a change in the package the
-old outputs would stand. Here every page has a *state*: a digest of the modules of the package that the page can
-reach (:mod:`.reach`; without docstrings and comments), of the data files and of the versions of the libraries.
-It is written into the page, as it is read, as the name of its kernel: another state is another notebook, for
-jupyter-cache; and Sphinx is told to read the pages again whose state has changed.
+jupyter-cache recognises a notebook by its code cells, so that after a change in the package the old
+outputs would stand. Here every page has a *state*: a digest of the modules that it imports, itself
+or through others (without docstrings and comments), of the data files and of the versions of the
+libraries. It is kept with the outputs; a page whose state has changed is executed and read again.
 """
 
-from __future__ import annotations
-
+import ast
 import hashlib
-import math
 import os
+import platform
 import re
 import sys
 import traceback
@@ -21,6 +19,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
+import grimp
 import nbformat
 from jupyter_cache import get_cache
 from jupyter_cache.base import CacheBundleIn
@@ -31,67 +30,94 @@ from sphinx.errors import SphinxError
 from sphinx.util import logging
 
 from .kernels import KernelManager, manager_class
-from .reach import Package
 
 logger = logging.getLogger(__name__)
 
-KEPT = 200  # executed notebooks, so that reverting an edit costs nothing
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-# Large arrays that come and go are then taken from memory that is there, not asked of the system each time.
+# Large arrays that come and go are taken from memory that is there, not asked of the system.
 REUSED = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**30)}
-KERNEL = re.compile(r"\A(---\n.*?\bdisplay_name: *)[^,}\n]*", re.DOTALL)
 BORROWED = re.compile(r"\{glue[^}]*\}`[^`]*::|^:doc: ", re.MULTILINE)  # values of another page
-
-
-class ExecutionFailed(SphinxError):
-    """A notebook raised; its traceback has been printed."""
-
-    category = "Notebook execution failed"
+SHOWN = ["lipcore", "torch", "numpy"]  # the versions at the end of a page
+VERSIONS = "book/how_to_run"  # the page with the versions of all libraries
+# What may import or run anything: a page with it is taken to import everything.
+COMPUTED = {"__import__", "eval", "exec", "get_ipython", "importlib", "runpy", "subprocess"}
 
 
 def library_versions(names: list[str]) -> list[str]:
-    """Return ``name==version`` of each library, without build tags such as ``+cpu``."""
-    found = []
-    for name in names:
-        try:
-            found.append(f"{name}=={metadata.version(name).split('+')[0]}")
-        except metadata.PackageNotFoundError:
-            found.append(f"{name}: absent")
-    return found
+    return [f"{name}=={metadata.version(name).split('+')[0]}" for name in names]
+
+
+def signature(path: Path) -> bytes:
+    """Return a digest of what of a file can affect a result: of modules, the code."""
+    if path.suffix != ".py":
+        return hashlib.sha256(path.read_bytes()).digest()
+    tree = ast.parse(path.read_text(encoding="utf8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            if ast.get_docstring(node, clean=False) is not None:
+                node.body = node.body[1:] or [ast.Pass()]
+    return hashlib.sha256(ast.dump(tree).encode()).digest()
 
 
 class States:
     """The states of pages, for the present packages, data and libraries."""
 
-    def __init__(self, root: Path, packages: list[str], data: list[str], libraries: list[str]):
-        self.package = Package(*(root / package for package in packages))
+    def __init__(self, root: Path, config):
+        folders = [root / package for package in config.book_packages]
+        self.imports = grimp.build_graph(*(folder.name for folder in folders), cache_dir=None)
+        self.signatures: dict[str, bytes] = {}
+        files = {path for name in config.book_data for path in (root / name).rglob("*")}
+        for folder in folders:
+            for path in folder.rglob("*.py"):
+                parts = path.relative_to(folder.parent).with_suffix("").parts
+                self.signatures[".".join(parts).removesuffix(".__init__")] = signature(path)
+            files |= {path for path in folder.rglob("*") if path.suffix not in (".py", ".pyc")}
         self.common = hashlib.sha256(repr(sys.version_info[:2]).encode())
-        self.common.update(repr(library_versions(libraries)).encode())
-        files = {path for name in data for path in (root / name).rglob("*")}
-        inside = {path for package in packages for path in (root / package).rglob("*")}
-        files |= {path for path in inside if path.suffix not in (".py", ".pyc")}
+        self.common.update(repr(library_versions(config.book_libraries)).encode())
         for path in sorted(path for path in files if path.is_file()):
             self.common.update(f"{path.relative_to(root).as_posix()}\0".encode())
-            self.common.update(hashlib.sha256(path.read_bytes()).digest())
+            self.common.update(signature(path))
+
+    def imported_by(self, code: str) -> set[str]:
+        """Return the modules that a page imports, and those that these import."""
+        try:
+            nodes = list(ast.walk(ast.parse(code)))
+        except SyntaxError:  # a line for IPython
+            return set(self.signatures)
+        names = {node.id for node in nodes if isinstance(node, ast.Name)}
+        for node in nodes:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                home = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+                names |= {f"{home}{alias.name}" for alias in node.names}
+        if COMPUTED & {name.split(".")[0] for name in names}:
+            return set(self.signatures)
+        found, before = self.with_folders(names), None
+        while found != before:
+            before = found
+            found = self.with_folders(found.union(*map(self.imports.find_upstream_modules, found)))
+        return found
+
+    def with_folders(self, names: set[str]) -> set[str]:
+        """Return the modules among names, and the packages that are imported with them."""
+        parts = [name.split(".") for name in names]
+        folders = {".".join(part[:end]) for part in parts for end in range(1, len(part) + 1)}
+        return folders & set(self.signatures)
 
     def of(self, code: str) -> str:
         """Return 16 hexadecimal digits that change whenever a result of the code could."""
         total = self.common.copy()
-        for name in sorted(self.package.reached_from(code)):
-            total.update(f"{name}\0{self.package.modules[name].signature}\0".encode())
+        for name in sorted(self.imported_by(code)):
+            total.update(name.encode() + self.signatures[name])
         return total.hexdigest()[:16]
 
 
 @cache
 def states(app: Sphinx) -> States:
-    """Return the states of this build."""
-    config = app.config
-    root = Path(app.srcdir)
-    return States(root, config.book_packages, config.book_data, config.book_libraries)
+    return States(Path(app.srcdir), app.config)
 
 
 def use_this_checkout(app: Sphinx, config) -> None:
-    """Let pages import the packages of this checkout, not an installed copy; set their threads and memory."""
+    """Let pages import the packages of this checkout; set their threads and memory."""
     places = [str((Path(app.srcdir) / package).parent) for package in config.book_packages]
     places = list(dict.fromkeys(places))
     sys.path[:0] = places
@@ -116,16 +142,7 @@ def state_of(app: Sphinx, docname: str, text: str) -> str | None:
 
 
 def source_of(env, docname: str) -> str:
-    """Return the text of a page."""
     return Path(env.doc2path(docname)).read_text(encoding="utf8")
-
-
-def marked(env, docname: str, text: str, state: str | None) -> str:
-    """Return the text of a page with its state in its front matter."""
-    text, found = KERNEL.subn(rf'\g<1>"{state}"', text)  # without quotes, digits alone are a number
-    if state and not found:
-        logger.warning("its kernelspec needs a display_name", location=docname)
-    return text
 
 
 def outdated(app: Sphinx, env, added, changed, removed) -> list[str]:
@@ -138,41 +155,35 @@ def outdated(app: Sphinx, env, added, changed, removed) -> list[str]:
 
 
 def mark(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Write its state into a page that is being read; read it again if it shows another page's values."""
-    state = state_of(app, docname, source[0])
-    app.env.metadata[docname]["state"] = state
+    """Note the state of a page that is read; read it again if it shows another page's values."""
+    app.env.metadata[docname]["state"] = state_of(app, docname, source[0])
     if BORROWED.search(source[0]):
         app.env.note_reread()
-    source[0] = marked(app.env, docname, source[0], state)
+
+
+def is_cached(cache, notebook, state: str) -> bool:
+    """Tell whether a notebook was executed in this state."""
+    try:
+        return cache.match_cache_notebook(notebook).data.get("state") == state
+    except KeyError:
+        return False
 
 
 def uncached(app: Sphinx, cache, docnames: list[str]) -> list[tuple]:
-    """List ``(docname, notebook, format)`` of the pages to execute, slowest first."""
+    """List ``(docname, notebook, format, state)`` of the pages to execute, the longest first."""
     missing = []
     for docname in docnames:
         text = source_of(app.env, docname)
-        text = marked(app.env, docname, text, state_of(app, docname, text))
-        page = read_notebook(app.env, docname, text)
-        if page is not None and not is_cached(cache, page[0]):
-            missing.append((docname, *page))
-    took = {record.uri: record.data["execution_seconds"] for record in cache.list_cache_records()}
-    # What was never executed comes first, and of that the later chapters, which measure whole models.
-    missing.sort(key=lambda item: item[0], reverse=True)
-    return sorted(missing, key=lambda item: -took.get(app.env.doc2path(item[0]), math.inf))
+        page, state = read_notebook(app.env, docname, text), state_of(app, docname, text)
+        if page is not None and not is_cached(cache, page[0], state):
+            missing.append((docname, *page, state))
+    took = dict(app.config.book_seconds)
+    for record in cache.list_cache_records():
+        took[Path(record.uri).stem] = record.data["execution_seconds"]
+    return sorted(missing, key=lambda item: -took.get(Path(item[0]).name, 0))
 
 
-def is_cached(cache, notebook) -> bool:
-    """Tell whether a notebook was executed in this state."""
-    try:
-        cache.match_cache_notebook(notebook)
-    except KeyError:
-        return False
-    return True
-
-
-def execute(
-    notebook, path: str, settings, manager: type[KernelManager]
-) -> tuple[float, str | None]:
+def execute(notebook, path: str, settings, manager: type[KernelManager]):
     """Execute a notebook in place; return the seconds it took, and a traceback if it failed."""
     try:
         result = single_nb_execution(
@@ -206,32 +217,28 @@ def execute_all(app: Sphinx, env, docnames: list[str]) -> None:
         results = pool.map(
             lambda item: execute(item[1], env.doc2path(item[0]), settings, manager), todo
         )
-        for (docname, notebook, read_format), (seconds, problem) in zip(todo, results, strict=True):
+        for item, (seconds, problem) in zip(todo, results, strict=True):
+            docname, notebook, read_format, state = item
             if problem is not None:
                 failed.append(docname)
                 logger.error("executing %s failed\n%s", docname, problem)
                 continue
             logger.info("executed %s in %.1f s", docname, seconds)
-            store(cache, env.doc2path(docname), notebook, read_format, seconds)
-    cache.change_cache_limit(KEPT)
+            options = {"read_data": read_format} if read_format else {}
+            record = cache.add_nb_to_project(env.doc2path(docname), **options)
+            data = {"execution_seconds": seconds, "state": state}
+            bundle = CacheBundleIn(notebook, record.uri, data=data)
+            cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
     if failed:
-        raise ExecutionFailed(", ".join(sorted(failed)))
-
-
-def store(cache, path: str, notebook, read_format, seconds: float) -> None:
-    """Put an executed notebook into the cache, as myst-nb would."""
-    record = cache.add_nb_to_project(path, **({"read_data": read_format} if read_format else {}))
-    bundle = CacheBundleIn(notebook, record.uri, data={"execution_seconds": seconds})
-    cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
+        raise SphinxError(f"Notebook execution failed: {', '.join(sorted(failed))}")
 
 
 def executed_notebook(env, docname: str) -> Path:
-    """Return where the executed notebook of a page lies."""
     return Path(env.mystnb_config.output_folder) / f"{docname}.ipynb"
 
 
 def keep_outputs(app: Sphinx, doctree) -> None:
-    """Write the outputs into the notebook that myst-nb leaves without them; note when and how long it ran."""
+    """Write the outputs into the notebook that myst-nb leaves without them; note when it ran."""
     facts = app.env.metadata[app.env.docname]
     path = executed_notebook(app.env, app.env.docname)
     if not facts.get("kernelspec") or not path.exists():
@@ -247,25 +254,39 @@ def keep_outputs(app: Sphinx, doctree) -> None:
         logger.warning("was executed before this run began", location=app.env.docname)
 
 
-def forget_after_failure(app: Sphinx, exception) -> None:
-    """After a failed build, read every page again next time.
+def add_sentence(app: Sphinx, pagename, templatename, context, doctree) -> None:
+    """Close each executed page with a sentence: when, how long and with what it was executed."""
+    facts = app.env.metadata.get(pagename, {})
+    if "executed" not in facts or not context.get("body"):
+        return
+    moment, seconds = facts["executed"]
+    libraries = ", ".join(line.replace("==", " ") for line in library_versions(SHOWN))
+    words = (
+        f"Executed on {moment.day} {moment:%B %Y at %H:%M} UTC in {seconds:.0f} s, on one core, "
+        f"with Python {platform.python_version()}, {libraries}."
+    )
+    if VERSIONS in app.env.found_docs:
+        address = f"{app.builder.get_relative_uri(pagename, VERSIONS)}#versions"
+        words += f' <a class="reference internal" href="{address}">All versions</a>.'
+    context["body"] += f'\n<p class="page-execution">{words}</p>\n'
 
-    Sphinx warns about a page only when it reads it; otherwise the next build, with nothing
-    changed, would pass.
-    """
+
+def forget_after_failure(app: Sphinx, exception) -> None:
+    """After a failed build, read every page again: Sphinx warns only about pages that it reads."""
     if exception is not None or app._warncount:
         (Path(app.doctreedir) / "environment.pickle").unlink(missing_ok=True)
 
 
 def setup(app: Sphinx) -> None:
-    """Register the settings and the hooks."""
     app.add_config_value("book_packages", ["lipcore"], "env", [list])
     app.add_config_value("book_data", [], "env", [list])
     app.add_config_value("book_libraries", [], "env", [list])
     app.add_config_value("book_preload", [], "", [list])
+    app.add_config_value("book_seconds", {}, "", [dict])
     app.connect("config-inited", use_this_checkout)
     app.connect("env-get-outdated", outdated)
     app.connect("env-before-read-docs", execute_all)
     app.connect("source-read", mark)
     app.connect("doctree-read", keep_outputs, priority=100)
+    app.connect("html-page-context", add_sentence, priority=700)
     app.connect("build-finished", forget_after_failure, priority=999)

@@ -1,18 +1,16 @@
 """Start the kernels that execute pages, from nothing or as copies of a process with the libraries.
 
-Most pages import PyTorch, transformers, pandas and Matplotlib, which takes longer than many of them compute. Where the
-system can copy a process (Linux), a server imports them once, and each kernel is a copy of it.
+Most pages import PyTorch, transformers, pandas and Matplotlib, which takes longer than many of them
+compute. Where the system can copy a process (Linux), a server imports them once, and each kernel is
+a copy of it.
 """
 
-from __future__ import annotations
-
-import multiprocessing
 import os
-import signal
 import sys
 import tempfile
 import uuid
 from multiprocessing import forkserver
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from unittest import mock
 
@@ -26,7 +24,7 @@ INLINE = "module://matplotlib_inline.backend_inline"
 
 
 class KernelManager(AsyncKernelManager):
-    """Talks to kernels over local sockets, where there are any: two started at once may pick one port."""
+    """Talks to kernels over local sockets, if any: two started at once may pick one port."""
 
     @default("transport")
     def _transport_default(self) -> str:
@@ -52,42 +50,26 @@ class Copies(LocalProvisioner):
     async def launch_kernel(self, cmd: list[str], **options):
         """Return how to reach the kernel, once it has been launched."""
         arguments = cmd[cmd.index("ipykernel_launcher") + 1 :]
-        self.process = Copy(arguments, options["env"], options["cwd"])
+        self.process = Copy(target=serve, args=(arguments, options["env"], options["cwd"]))
+        self.process.start()
         self.pid, self.cwd = self.process.pid, options["cwd"]
         return self.connection_info
 
 
-class Copy:
-    """A running copy of the server, with the methods of ``subprocess.Popen`` that a provisioner calls."""
+class Copy(ForkServerProcess):
+    """A copy of the server, with the methods of ``subprocess.Popen`` that a provisioner calls."""
 
     stdin = stdout = stderr = None
 
-    def __init__(self, arguments: list[str], env: dict[str, str], cwd: str):
-        context = multiprocessing.get_context("forkserver")
-        self.process = context.Process(target=serve, args=(arguments, env, cwd))
-        self.process.start()
-        self.pid = self.process.pid
-
     def poll(self) -> int | None:
-        """Return the exit status, or None while it runs."""
-        return self.process.exitcode
+        return self.exitcode
 
     def wait(self) -> int | None:
-        """Wait for the end; return the exit status."""
-        self.process.join()
-        return self.process.exitcode
+        self.join()
+        return self.exitcode
 
     def send_signal(self, number: int) -> None:
-        """Send a signal."""
         os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        """Ask it to end."""
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """End it."""
-        self.send_signal(signal.SIGKILL)
 
 
 def serve(arguments: list[str], env: dict[str, str], cwd: str) -> None:
@@ -100,7 +82,7 @@ def serve(arguments: list[str], env: dict[str, str], cwd: str) -> None:
 
 
 def manager_class(libraries: list[str]) -> type[KernelManager]:
-    """Return the class that starts kernels; its server imports these libraries, if there are any."""
+    """Return the class that starts kernels; its server imports these libraries, if any."""
     if not libraries or not sys.platform.startswith("linux"):
         return KernelManager
     # "__main__" keeps each copy from running the script of the build once more.

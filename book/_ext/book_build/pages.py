@@ -1,9 +1,9 @@
-"""Small repairs to the pages: unique ids, buttons that open what they promise, correct roles."""
+"""Small repairs: unique ids, buttons that open what they promise, roles; MathJax from the book."""
 
-from __future__ import annotations
-
+import importlib.util
 import os
 import re
+import shutil
 from pathlib import Path
 from urllib.parse import quote
 
@@ -13,6 +13,34 @@ from sphinx.util.nodes import make_refnode
 
 REPEATED_IDS = ("proof-content", "proof", "solution-content", "exercise-content")
 PUBLISHED_BRANCH = "gh-pages"  # where the built pages, and the notebooks beside them, are published
+# An empty header of a pandas table names nothing; docutils gives roles to a bibliography that it
+# has not; a label hides what a button says.
+REPAIRS = (
+    (r"<th>\s*</th>", "<td></td>"),
+    ('<div role="list" class="citation-list">', '<div class="citation-list">'),
+    (r' role="doc-(biblioentry|backlink)"', ""),
+    ('<summary aria-label="Toggle hidden content">', "<summary>"),
+)
+
+# The component itself, its fonts, and what its menu can load (speech in English).
+MATHJAX_PARTS = (
+    "tex-chtml-full.js output/chtml/fonts/woff-v2 a11y "
+    "sre/mathmaps/base.json sre/mathmaps/en.json sre/mathmaps/nemeth.json"
+)
+
+
+def published(repository: str) -> str:
+    """Return where the pages of a repository are published."""
+    owner, name = repository.rstrip("/").split("/")[-2:]
+    return f"https://{owner}.github.io/{name}/"
+
+
+def set_up(app: Sphinx, config) -> None:
+    """Use the templates beside this module; let ``{repository}`words <path>``` link there."""
+    config.templates_path = [str(Path(__file__).parent / "templates"), *config.templates_path]
+    url = config.html_theme_options["repository_url"].rstrip("/")
+    config.extlinks = {"repository": (f"{url}/%s", "%s")}
+    config.ogp_site_url = published(url)
 
 
 def unique_ids(app: Sphinx, doctree: nodes.document) -> None:
@@ -26,7 +54,7 @@ def unique_ids(app: Sphinx, doctree: nodes.document) -> None:
 
 
 def lettered_pages(app: Sphinx, env) -> list[str]:
-    """Number what is on pages without a chapter's number as A.1, A.2, B.1, so that no number is taken twice."""
+    """Number what is on pages without a chapter's number as A.1, A.2, B.1: no number twice."""
     letters = iter("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
     for kinds in env.toc_fignumbers.values():  # in reading order
         if any(len(number) > 1 for ids in kinds.values() for number in ids.values()):
@@ -37,45 +65,23 @@ def lettered_pages(app: Sphinx, env) -> list[str]:
     return []
 
 
-def colab_url(repository: str, docname: str) -> str:
-    """Return the address at which Colab opens the published notebook of a page."""
-    owner_and_name = "/".join(repository.rstrip("/").split("/")[-2:])
-    path = f"blob/{PUBLISHED_BRANCH}/_sources/{quote(docname)}.ipynb"
-    return f"https://colab.research.google.com/github/{owner_and_name}/{path}"
-
-
-def repair_buttons(app: Sphinx, pagename, templatename, context, doctree) -> None:
-    """Send Colab to the published ``.ipynb``: it cannot open the MyST source."""
-    repository = app.config.html_theme_options.get("repository_url", "")
+def repair_page(app: Sphinx, pagename, templatename, context, doctree) -> None:
+    """Repair the HTML; send Colab to the published ``.ipynb``: it cannot open the MyST source."""
+    if body := context.get("body"):
+        for pattern, replacement in REPAIRS:
+            body = re.sub(pattern, replacement, body)
+        context["body"] = body
+    repository = app.config.html_theme_options.get("repository_url", "").rstrip("/")
+    owner_and_name = "/".join(repository.split("/")[-2:])
+    path = f"blob/{PUBLISHED_BRANCH}/_sources/{quote(pagename)}.ipynb"
     for group in context.get("header_buttons", []):
         for button in group.get("buttons", []) if isinstance(group.get("buttons"), list) else []:
             if button.get("text") == "Colab":
-                button["url"] = colab_url(repository, pagename)
-
-
-def empty_headers_to_cells(app: Sphinx, pagename, templatename, context, doctree) -> None:
-    """Make the empty corner of a pandas table an ordinary cell: a header without text names nothing."""
-    if body := context.get("body"):
-        context["body"] = re.sub(r"<th>\s*</th>", "<td></td>", body)
-
-
-def honest_roles(app: Sphinx, pagename, templatename, context, doctree) -> None:
-    """Drop roles that docutils gives to a bibliography, and labels that hide what a button says."""
-    if body := context.get("body"):
-        body = body.replace(
-            '<div role="list" class="citation-list">', '<div class="citation-list">'
-        )
-        body = body.replace('<summary aria-label="Toggle hidden content">', "<summary>")
-        context["body"] = re.sub(r' role="doc-(biblioentry|backlink)"', "", body)
-
-
-def own_templates(app: Sphinx, config) -> None:
-    """Use the templates beside this module before the theme's."""
-    config.templates_path = [str(Path(__file__).parent / "templates"), *config.templates_path]
+                button["url"] = f"https://colab.research.google.com/github/{owner_and_name}/{path}"
 
 
 def public_names(app: Sphinx, env, node, contnode):
-    """Let ``lipcore.name``, ``lipcore.bounds.name`` or ``name`` refer to the module where it is documented."""
+    """Let ``lipcore.name`` or ``name`` refer to the module where it is documented."""
     package, _, name = node.get("reftarget", "").rpartition(".")
     root = package.split(".")[0] or "lipcore"
     if node.get("refdomain") != "py" or root not in ("lipcore", "lab"):
@@ -93,28 +99,29 @@ def shapes_are_no_emphasis(app: Sphinx, what, name, obj, options, lines: list[st
     lines[:] = [re.sub(r"(?<=[(\s])\*(?=\w+[,)])", r"\\*", line) for line in lines]
 
 
-def name_repository(app: Sphinx, config) -> None:
-    """Let ``{repository}`words <path>``` link to a place in the repository."""
-    url = config.html_theme_options["repository_url"].rstrip("/")
-    config.extlinks = {"repository": (f"{url}/%s", "%s")}
-
-
 def write_on_all_cores(app: Sphinx, env) -> None:
     """Write pages in parallel; they are read one after the other."""
     app.parallel = os.cpu_count() or 1
 
 
+def finish(app: Sphinx) -> None:
+    """Copy the parts of MathJax that the pages use, once; keep Jekyll from hiding ``_static``."""
+    out = Path(app.outdir)
+    (out / ".nojekyll").touch()
+    package = Path(importlib.util.find_spec("sphinx-mathjax-offline").origin).parent
+    source, target = package / "static" / "mathjax", out / "_static" / "mathjax"
+    for part in MATHJAX_PARTS.split():
+        if not (target / part).exists():
+            (target / part).parent.mkdir(parents=True, exist_ok=True)
+            copy = shutil.copytree if (source / part).is_dir() else shutil.copyfile
+            copy(source / part, target / part)
+
+
 def setup(app: Sphinx) -> None:
-    """Register the hooks; the theme makes its buttons at priority 501."""
-    app.connect("config-inited", own_templates)
-    app.connect("config-inited", name_repository)
+    app.connect("config-inited", set_up)
     app.connect("doctree-read", unique_ids)
     app.connect("env-updated", write_on_all_cores)
     app.connect("env-get-updated", lettered_pages, priority=900)  # after Sphinx has numbered
     app.connect("missing-reference", public_names)
-    app.connect(
-        "autodoc-process-docstring", shapes_are_no_emphasis, priority=100
-    )  # before napoleon
-    app.connect("html-page-context", repair_buttons, priority=600)
-    app.connect("html-page-context", empty_headers_to_cells, priority=600)
-    app.connect("html-page-context", honest_roles, priority=600)
+    app.connect("autodoc-process-docstring", shapes_are_no_emphasis, priority=100)  # as napoleon
+    app.connect("html-page-context", repair_page, priority=600)  # after the theme made its buttons

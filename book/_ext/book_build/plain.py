@@ -1,130 +1,107 @@
 r"""Turn MyST Markdown into the plain Markdown that any notebook viewer shows.
 
-Statements and admonitions become block quotes with a title, what is folded becomes ``<details>``; roles become
-words and links; the book's TeX macros are written out. What a role refers to is asked of a ``resolve`` function.
+Statements and admonitions become block quotes with a title, what is folded becomes ``<details>``;
+roles become words and links. What a role refers to is asked of a ``resolve`` function.
 """
-
-from __future__ import annotations
 
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-OPENING = re.compile(
-    r"^(?P<indent>\s*)(?P<fence>`{3,}|:{3,}|~{3,})\{(?P<name>[\w:+-]+)\}\s*(?P<argument>.*)$"
-)
+OPENING = re.compile(r"^\s*(?P<fence>`{3,}|:{3,}|~{3,})\{(?P<name>[\w:+-]+)\}\s*(?P<argument>.*)$")
 VERBATIM = re.compile(r"^\s*(?P<fence>`{3,}|~{3,})")
 OPTION = re.compile(r"^\s*:(?P<key>[\w-]+):\s*(?P<value>.*)$")
-TARGET = re.compile(r"^\((?P<label>[\w:.-]+)\)=\s*$")
+TARGET = re.compile(r"^\((?P<label>[\w:.-]+)\)=\s*$", re.MULTILINE)
 ROLE = re.compile(r"\{(?P<name>[\w:.+-]+)\}(?P<ticks>`+)(?P<target>.+?)(?P=ticks)", re.DOTALL)
 LINK = re.compile(r"(?<!!)\[(?P<text>[^\]\n]*)\]\((?P<target>[^)\s]+)\)")
-LABELLED = re.compile(r"\$\$[ \t]*\((?P<label>[\w:.-]+)\)[ \t]*$", re.MULTILINE)
-DISPLAYED = re.compile(r"\$\$(?P<body>.+?)\$\$", re.DOTALL)
-COMMAND = re.compile(r"\\([A-Za-z]+|.)", re.DOTALL)
-
+DISPLAYED = re.compile(r"\$\$(?P<body>.+?)\$\$(?:[ \t]*\((?P<label>[\w:.-]+)\))?", re.DOTALL)
 INLINE = re.compile(r"(?<![\\$])\$(?!\$)[^$]+(?<!\\)\$")
 
 FOLDED = {"dropdown", "solution", "toggle"}
 QUOTED = {"admonition", "note", "tip", "hint", "important", "warning", "seealso"}
-GENERATED = {
-    "bibliography",
-    "scoreboard",
-    "dependencies",
-    "versions-table",
-    "nb-exec-table",
-    "toctree",
-    "tableofcontents",
-    "take-away",
-}
+GENERATED = {"bibliography", "scoreboard", "toctree", "tableofcontents", "take-away"}
 CONTAINERS = {"grid", "grid-item", "tab-set", "margin", "sidebar", "div", "card", "grid-item-card"}
+NOT_SHOWN = {"index", "exercise-end", "glue:figure"}  # such a picture is among the outputs
+PLACE = "*(This part is generated: see the page in the published book.)*"
+LIVE = "*(Here the published book has a picture that can be moved with the mouse.)*"
 
-Resolve = Callable[[str, str], str]
+
+def definitions(macros: dict) -> str:
+    """Return MathJax's macros as one formula, which shows nothing and defines them."""
+    said = []
+    for name, macro in macros.items():
+        body, count = (macro, 0) if isinstance(macro, str) else macro
+        arguments = "".join(f"#{place}" for place in range(1, count + 1))
+        said.append(rf"\def\{name}{arguments}{{{body}}}")
+    return f"${''.join(said)}$"
 
 
 @dataclass
 class Converter:
-    """Convert Markdown cells; ``macros`` as in MathJax's configuration.
+    """Convert Markdown cells.
 
     ``resolve(role, target)`` returns Markdown for what a role or a link refers to, ``number(label)``
     the number of a labelled theorem, exercise or equation, or an empty string.
     """
 
-    resolve: Resolve = field(default=lambda role, target: f"`{target}`")
+    resolve: Callable[[str, str], str] = field(default=lambda role, target: f"`{target}`")
     number: Callable[[str], str] = field(default=lambda label: "")
-    macros: dict = field(default_factory=dict)
     exercises: dict[str, str] = field(default_factory=dict)  # by label, those converted so far
 
     def convert(self, text: str) -> str:
-        """Return plain Markdown for a whole cell."""
         return re.sub(r"\n{3,}", "\n\n", "\n".join(self._blocks(text.split("\n")))).strip("\n")
 
     def _blocks(self, lines: list[str]) -> list[str]:
         out: list[str] = []
         prose: list[str] = []
         position = 0
-
-        def flush() -> None:
-            if prose:
-                out.extend(self._prose("\n".join(prose)).split("\n"))
-                prose.clear()
-
         while position < len(lines):
             line = lines[position]
             opening = OPENING.match(line)
-            verbatim = None if opening else VERBATIM.match(line)
-            if opening or verbatim:
-                flush()
-                end = _closing(lines, position, (opening or verbatim)["fence"])
-                if opening:
-                    out.extend(self._directive(opening, lines[position + 1 : end]))
-                else:
-                    out.extend(lines[position : end + 1])
-                position = end + 1
+            fence = opening or VERBATIM.match(line)
+            if not fence:
+                if not line.startswith(("% ", "+++")):
+                    prose.append(line)
+                position += 1
                 continue
-            if not line.startswith(("% ", "+++")):
-                prose.append(line)
-            position += 1
-        flush()
-        return out
+            out += [self._prose("\n".join(prose)), ""]
+            prose = []
+            end = closing(lines, position, fence["fence"])
+            if opening:
+                out += self._directive(opening, lines[position + 1 : end])
+            else:
+                out += lines[position : end + 1]
+            position = end + 1
+        return [*out, self._prose("\n".join(prose))]
 
     def _directive(self, opening: re.Match, body: list[str]) -> list[str]:
-        options, content = _options(body)
+        options, content = split_options(body)
         name, argument = opening["name"], self._prose(opening["argument"].strip())
-        if name in ("index", "exercise-end") or (name == "only" and argument == "html"):
+        label = options.get("label", "")
+        if name in NOT_SHOWN or (name == "only" and argument == "html"):
             return []
         if name == "math":
-            return self._display("\n".join(content), options.get("label", ""))
+            return ["", self._display("\n" + "\n".join(content) + "\n", label), ""]
         if name in ("figure", "image"):
-            return self._figure(opening["argument"].strip(), options, content)
+            caption = self._prose("\n".join(content).strip())
+            picture = f"![{options.get('alt', '')}]({argument})"
+            return ["", picture, "", *([f"*{caption}*", ""] if caption else [])]
         if name == "live":
-            return [
-                "*(Here the published book has a picture that can be moved with the mouse.)*",
-                "",
-            ]
-        if name == "glue:figure":  # the picture is among the outputs
-            return [""]
+            return [LIVE, ""]
         if name in GENERATED:
-            return ["*(This part is generated: see the page in the published book.)*", ""]
+            return [PLACE, ""]
         inner = self._blocks(content)
-        label = options.get("label", "")
         heading = self._heading(name, argument, label)
         if name in FOLDED or "dropdown" in options.get("class", ""):
             if name == "solution":
-                summary = f"Solution of {self.exercises.get(argument, argument)}"
-            else:
-                summary = (argument or name.capitalize()) if name in FOLDED else heading
-            return [
-                "",
-                f"<details><summary><b>{summary}</b></summary>",
-                "",
-                *inner,
-                "",
-                "</details>",
-                "",
-            ]
+                heading = f"Solution of {self.exercises.get(argument, argument)}"
+            elif name in FOLDED:
+                heading = argument or name.capitalize()
+            summary = f"<details><summary><b>{heading}</b></summary>"
+            return ["", summary, "", *inner, "", "</details>", ""]
         if name in CONTAINERS:
-            title = [] if name == "grid" else [argument]  # of a grid, its columns
-            return ["", *(f"**{words}**\n" for words in filter(None, title)), *inner, ""]
+            title = [f"**{argument}**"] if argument and name != "grid" else []  # its are columns
+            return ["", *title, "", *inner, ""]
         if name in QUOTED or (name.startswith("prf:") and name != "prf:proof"):
             return ["", *quoted([f"**{heading}.**", "", *inner]), ""]
         if name in ("exercise", "exercise-start"):
@@ -139,26 +116,23 @@ class Converter:
         words = " ".join(filter(None, [word, self.number(label) if label else ""]))
         return f"{words} ({argument})" if argument else words
 
-    def _figure(self, source: str, options: dict, content: list[str]) -> list[str]:
-        caption = self._prose("\n".join(content).strip())
-        picture = f"![{options.get('alt', '')}]({source})"
-        return ["", picture, "", *([f"*{caption}*", ""] if caption else [])]
-
-    def _display(self, body: str, label: str) -> list[str]:
-        tag = rf" \tag{{{self.number(label)}}}" if label and self.number(label) else ""
-        return ["", "$$", aligned(self.expand(body.strip())) + tag, "$$", ""]
-
     def _prose(self, text: str) -> str:
-        text = "\n".join(_anchor(line) for line in text.split("\n"))
-        text = LABELLED.sub(lambda m: self._tag(m["label"]), text)
-        text = DISPLAYED.sub(lambda m: f"$${_aligned_block(m['body'])}$$", text)
+        text = TARGET.sub(r'<a id="\g<label>"></a>\n', text)
+        text = DISPLAYED.sub(lambda m: self._display(m["body"], m["label"] or ""), text)
         text = ROLE.sub(lambda m: self._role(m["name"], m["target"]), text)
-        text = LINK.sub(self._link, text)
-        return self.expand(text)
+        return LINK.sub(self._link, text)
 
-    def _tag(self, label: str) -> str:
-        number = self.number(label)
-        return rf"\tag{{{number}}}$$" if number else "$$"
+    def _display(self, body: str, label: str) -> str:
+        """Return displayed mathematics with its number; several lines are aligned, as by Sphinx."""
+        number = self.number(label) if label else ""
+        core = body.strip()
+        if "\\\\" in core and not re.match(
+            r"\\begin\{(align|gather|equation|multline|split)", core
+        ):
+            core = f"\\begin{{aligned}}\n{core}\n\\end{{aligned}}"
+        tag = rf" \tag{{{number}}}" if number else ""
+        space = "\n" if "\n" in body or "\n" in core else ""
+        return f"$${space}{core}{tag}{space}$$"
 
     def _role(self, name: str, target: str) -> str:
         if name == "exercise":  # the book's own: an exercise by its name
@@ -171,38 +145,9 @@ class Converter:
             return match[0]
         return self.resolve("link", f"{match['text']} <{target}>")
 
-    def expand(self, text: str) -> str:
-        """Write out the macros, those inside macros too."""
-        for _ in range(4):  # macros may use macros
-            expanded = self._expand_once(text)
-            if expanded == text:
-                return text
-            text = expanded
-        return text
-
-    def _expand_once(self, text: str) -> str:
-        out, position = [], 0
-        while match := COMMAND.search(text, position):
-            out.append(text[position : match.start()])
-            macro = self.macros.get(match[1])
-            position = match.end()
-            if macro is None:
-                out.append(match[0])
-                continue
-            body, count = (macro, 0) if isinstance(macro, str) else (macro[0], macro[1])
-            arguments = []
-            for _ in range(count):
-                argument, position = _argument(text, position)
-                arguments.append(argument)
-            for index, argument in enumerate(arguments, 1):
-                body = body.replace(f"#{index}", argument)
-            joined = body[-1:].isalpha() and text[position : position + 1].isalpha()
-            out.append(body + (" " if joined else ""))
-        return "".join(out) + text[position:]
-
 
 def quoted(lines: list[str]) -> list[str]:
-    """Return a block quote; mathematics goes on one line, or viewers read the ``>`` as a sign of it."""
+    """Return a block quote; mathematics goes on one line, where ``>`` would be read as a sign."""
     text = "\n".join(lines).strip("\n")
     for pattern in (DISPLAYED, INLINE):
         text = pattern.sub(lambda match: " ".join(match[0].split()), text)
@@ -210,69 +155,20 @@ def quoted(lines: list[str]) -> list[str]:
     return [f"> {line}".rstrip() for line in text.split("\n")]
 
 
-def aligned(body: str) -> str:
-    """Wrap several lines of mathematics in an environment, as Sphinx does."""
-    if "\\\\" in body and not re.match(r"\\begin\{(align|gather|equation|multline|split)", body):
-        return f"\\begin{{aligned}}\n{body}\n\\end{{aligned}}"
-    return body
-
-
-def _aligned_block(body: str) -> str:
-    tag = re.search(r"\\tag\{[^}]*\}\s*$", body)
-    core = body[: tag.start()] if tag else body
-    lines = core.strip("\n") if "\n" in core else core
-    wrapped = aligned(lines.strip())
-    return (f"\n{wrapped}\n" if "\n" in body or wrapped != lines.strip() else core) + (
-        tag[0] if tag else ""
-    )
-
-
-def _anchor(line: str) -> str:
-    target = TARGET.match(line)
-    return f'<a id="{target["label"]}"></a>\n' if target else line
-
-
-def _closing(lines: list[str], start: int, fence: str) -> int:
+def closing(lines: list[str], start: int, fence: str) -> int:
     """Return the index of the line that closes a fence."""
     close = re.compile(rf"^\s*{re.escape(fence[0])}{{{len(fence)},}}\s*$")
-    for index in range(start + 1, len(lines)):
-        if close.match(lines[index]):
-            return index
-    return len(lines)
+    ends = (index for index in range(start + 1, len(lines)) if close.match(lines[index]))
+    return next(ends, len(lines))
 
 
-def _options(body: list[str]) -> tuple[dict[str, str], list[str]]:
-    """Split a directive's body into options and content."""
-    options: dict[str, str] = {}
-    position = 0
+def split_options(body: list[str]) -> tuple[dict[str, str], list[str]]:
     if body and body[0].strip() == "---":
-        for position, line in enumerate(body[1:], 1):  # noqa: B007
-            if line.strip() == "---":
-                break
-            key, _, value = line.partition(":")
-            options[key.strip()] = value.strip()
-        return options, body[position + 1 :]
-    while position < len(body) and (match := OPTION.match(body[position])):
+        end = next(i for i, line in enumerate(body) if i and line.strip() == "---")
+        pairs = (line.partition(":") for line in body[1:end])
+        return {key.strip(): value.strip() for key, _, value in pairs}, body[end + 1 :]
+    options: dict[str, str] = {}
+    while body and (match := OPTION.match(body[0])):
         options[match["key"]] = match["value"].strip()
-        position += 1
-    return options, body[position:]
-
-
-def _argument(text: str, position: int) -> tuple[str, int]:
-    """Read one TeX argument: a group in braces, a command, or a character."""
-    while position < len(text) and text[position].isspace():
-        position += 1
-    if text[position : position + 1] != "{":
-        match = COMMAND.match(text, position)
-        end = match.end() if match else position + 1
-        return text[position:end], end
-    depth, index = 0, position
-    while index < len(text):
-        if text[index] == "\\":
-            index += 2
-            continue
-        depth += {"{": 1, "}": -1}.get(text[index], 0)
-        index += 1
-        if depth == 0:
-            return text[position + 1 : index - 1], index
-    return text[position + 1 :], len(text)
+        body = body[1:]
+    return options, body

@@ -1,10 +1,8 @@
-"""The reference: ```` ```{modules} package ```` becomes a section for each public module of a package.
+"""The reference: ```` ```{modules} package ```` becomes a section for each public module.
 
-The modules that the directive lists come first, in that order, and the others after them: a module that is
-added is documented without a change of the page.
+The modules that the directive lists come first, in that order, and the others after them: a module
+that is added is documented without a change of the page.
 """
-
-from __future__ import annotations
 
 import re
 from pathlib import Path
@@ -24,36 +22,31 @@ SECTION = """### `{name}`
 
 
 def public_modules(folder: Path) -> list[str]:
-    """List the modules and folders of modules in a folder, without those that begin with an underscore."""
+    """List the modules and folders of modules in a folder that begin with no underscore."""
     modules = [path.stem for path in folder.glob("*.py")]
     folders = [path.parent.name for path in folder.glob("*/__init__.py")]
     return sorted(name for name in modules + folders if not name.startswith("_"))
 
 
-def sections(root: Path, package: str, first: list[str], apart: set[str] = frozenset()) -> str:
-    """Return the sections of the modules of a package, those of ``first`` before the others.
-
-    Of a package in ``apart``, whose modules have sections of their own, only the text is shown.
-    """
-    places = (root.joinpath(place, *package.split(".")) for place in ("", "notebooks"))
-    names = public_modules(next(place for place in places if place.is_dir()))
-    names.sort(key=lambda name: first.index(name) if name in first else len(first))
-    full = [f"{package}.{name}" for name in names]
-    shown = [(name, "" if name in apart else "   :members:") for name in full]
-    return "\n".join(SECTION.format(name=name, members=members) for name, members in shown)
-
-
 def expand(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Write the sections in place of the directive."""
+    """Write the sections in place of the directive; a package with its own is not shown twice."""
     root = Path(app.srcdir)
     apart = {place["package"] for place in PLACE.finditer(source[0])}
-    source[0] = PLACE.sub(
-        lambda place: sections(root, place["package"], place["first"].split(), apart), source[0]
-    )
+
+    def sections(place: re.Match) -> str:
+        package, first = place["package"], place["first"].split()
+        folders = (root.joinpath(above, *package.split(".")) for above in ("", "notebooks"))
+        names = public_modules(next(folder for folder in folders if folder.is_dir()))
+        names.sort(key=lambda name: first.index(name) if name in first else len(first))
+        full = [f"{package}.{name}" for name in names]
+        shown = [(name, "" if name in apart else "   :members:") for name in full]
+        return "\n".join(SECTION.format(name=name, members=members) for name, members in shown)
+
+    source[0] = PLACE.sub(sections, source[0])
 
 
 def keep_sentence(app: Sphinx, what: str, name: str, obj, options, lines: list[str]) -> None:
-    """Keep napoleon from reading what stands before a colon as a type: it looks for one in the first line."""
+    """Keep napoleon from reading what stands before a colon in the first line as a type."""
     if what in ("attribute", "data", "property"):
         lines.insert(0, "\\ ")
 
@@ -71,8 +64,7 @@ def unlink_words(app: Sphinx, doctree: nodes.document) -> None:
 
 
 def setup(app: Sphinx) -> None:
-    """Register the hooks; those of napoleon come after the first."""
     app.connect("source-read", expand)
-    app.connect("autodoc-process-docstring", keep_sentence, priority=400)
+    app.connect("autodoc-process-docstring", keep_sentence, priority=400)  # before napoleon
     app.connect("autodoc-skip-member", skip_field)
     app.connect("doctree-read", unlink_words)

@@ -1,0 +1,3 @@
+"""A stand-in for the package."""
+
+from tinypkg.numbers import VALUE as VALUE

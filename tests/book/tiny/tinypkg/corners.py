@@ -1,0 +1,1 @@
+CORNERS = 4
