@@ -120,7 +120,7 @@ BAD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("options", BAD, ids=str)
+@pytest.mark.parametrize("options", BAD, ids=", ".join)
 def test_bad_input(options):
     options = {"f": made(2, 2, D, 3, P)} | options
     with pytest.raises((ValueError, TypeError), match=rf"^{[*options][1]}\b"):
