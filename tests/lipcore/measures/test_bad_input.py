@@ -38,7 +38,7 @@ def refuses(name, call, error=ValueError):
 def test_weights(weights):
     refuses("weights: ", lambda: DiscreteMeasure(TWO, weights))
     refuses("weights: ", lambda: dense_local_constant(TWO, weights, ONE, ONE))
-    for other in (weights.float(), weights.long(), weights.tolist()):
+    for other in (torch.tensor([0.5, 0.5]), torch.tensor([1, 0]), [0.5, 0.5]):
         refuses("weights", lambda other=other: DiscreteMeasure(TWO, other), TypeError)
 
 
