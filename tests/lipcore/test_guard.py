@@ -214,7 +214,7 @@ class Map(NamedTuple):
 
     make: Callable
     refused: str = ""
-    shape: tuple[int, ...] = (3, 4, D)
+    shape: tuple[int, ...] = (2, 3, D)
     truth: Callable | None = None
     layout: str = "NLE"
     event_dims: int = 2
