@@ -59,7 +59,9 @@ def add_names(app: Sphinx) -> list:
         )
         names = app.env.metadata[docname]["names"]
         named = {label for _, label in names}  # Sphinx has their titles in brackets, with TeX
-        titles = [(t, place) for t, place in indexer._all_titles[docname] if place not in named]
+        titles = [
+            (t, place) for t, place in indexer._all_titles.get(docname, []) if place not in named
+        ]
         indexer._all_titles[docname] = titles + names
     return []
 
