@@ -178,8 +178,9 @@ def test_the_search_knows_theorems_and_the_index(book):
     found = json.loads(re.search(r"\{.*\}", book.read("_build/html/searchindex.js"), re.DOTALL)[0])
     page = found["docnames"].index("notebooks/one")
     assert found["alltitles"]["Growth"] == [[page, "thm-growth"]]
-    assert "(Growth)" not in found["alltitles"]
+    assert " (Growth)" not in found["alltitles"]
     assert found["indexentries"]["growth rate"] == [[page, "index-0", True]]
+    assert "score: (" in book.read("_build/html/_static/language_data.js")
     assert "‖x‖₂" in found["indexentries"] and "√n & decay" in found["alltitles"]
 
 

@@ -41,6 +41,7 @@ def set_up(app: Sphinx, config) -> None:
     url = config.html_theme_options["repository_url"].rstrip("/")
     config.extlinks = {"repository": (f"{url}/%s", "%s")}
     config.ogp_site_url = published(url)
+    config.html_search_scorer = str(Path(__file__).with_name("scorer.js"))
 
 
 def unique_ids(app: Sphinx, doctree: nodes.document) -> None:

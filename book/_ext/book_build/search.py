@@ -57,9 +57,12 @@ def add_names(app: Sphinx) -> list:
             if kind == "single"
             for word in split_index_msg(kind, words)
         )
-        own = [tuple(t) for t in indexer._all_titles.get(docname, []) if not t[0].startswith("(")]
-        names = own + app.env.metadata[docname]["names"]
-        indexer._all_titles[docname] = list(dict.fromkeys(names))
+        names = app.env.metadata[docname]["names"]
+        named = {label for _, label in names}  # Sphinx has their titles in brackets, with TeX
+        titles = [
+            (t, place) for t, place in indexer._all_titles.get(docname, []) if place not in named
+        ]
+        indexer._all_titles[docname] = titles + names
     return []
 
 
