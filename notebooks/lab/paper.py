@@ -8,12 +8,14 @@ released scripts compute, :math:`\|D_Xf^\top f(X)\|^{1/2}`, and the curve that w
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
+import seaborn as sns
 import torch
 from scipy.stats import gmean
 
@@ -23,7 +25,7 @@ from lab.models.sources import SOURCES
 from lab.models.texts import load_text
 from lab.numbers import decimal
 from lab.statistics import fit_exponent
-from lab.sweep import Cell, sweep
+from lab.sweep import Cell, collect, sweep
 from lipcore.adversarial import eigenvector_inputs, reduced_scores, shared_key_inputs
 
 #: The lengths of the paper, by text, and those of the worst-case inputs.
@@ -84,10 +86,10 @@ def redo(folder: Path, *, instead: Mapping[str, str], every: int = 1) -> pd.Data
     lengths, and the greatest, are measured.
     """
     _check(instead)
+    cells = {panel: _cells(panel, instead, every) for panel in PANELS if panel.head is None}
+    sweep(itertools.chain(*cells.values()), folder)
     found = {
-        panel: sweep(_cells(panel, instead, every), folder)
-        if panel.head is None
-        else _worst(panel, instead, every)
+        panel: collect(cells[panel], folder) if panel in cells else _worst(panel, instead, every)
         for panel in PANELS
     }
     for name in dict.fromkeys(panel.figure for panel in PANELS):
@@ -153,8 +155,6 @@ def _row(panel: Panel, rows: pd.DataFrame) -> dict:
 
 def _draw(found: Mapping[Panel, pd.DataFrame]):
     """Draw both quantities over the length, and the published curve, with a panel for each."""
-    import seaborn
-
     parts = []
     for panel, rows in found.items():
         rows = rows.rename(columns=QUANTITIES)
@@ -167,7 +167,7 @@ def _draw(found: Mapping[Panel, pd.DataFrame]):
             ["n"], [*QUANTITIES.values(), *({"published"} & {*rows})], var_name="curve"
         )
         parts.append(values.assign(what=panel.title))
-    grid = seaborn.relplot(
+    grid = sns.relplot(
         pd.concat(parts, ignore_index=True),
         x="n", y="value", hue="curve", col="what", col_wrap=2, kind="line",
         estimator=gmean, errorbar=("pi", 80), palette=[colours.nth(i) for i in range(3)],
