@@ -37,7 +37,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@touch $@
 
 weights: $(WEIGHTS)  ## fetch the pretrained weights, photographs and speech (once)
-$(WEIGHTS): $(wildcard notebooks/lab/models/sources.py) | $(STAMP)
+$(WEIGHTS): $(wildcard notebooks/lab/models/sources.*) | $(STAMP)
 	$(BIN)/python -m lab.weights fetch minilm smollm2 bible vit whisper photos speech
 	@# the first load unpacks weights once; several pages at the same time would each do it
 	$(BIN)/python -c 'from lab import models; [models.load(name) for name in ("smollm2", "vit", "whisper")]'

@@ -1,9 +1,8 @@
 """What a page of the book claims and has checked, with the evidence.
 
-A page that proves, checks or refutes something ends a cell with a :class:`Claim`. The claim refuses
-evidence that contradicts it. A cell that only compares ends with a :class:`Checked`, one sentence.
-Both leave a machine-readable copy in the notebook: from it the build writes the foot of a theorem's
-box, the line above a folded check, and the scoreboard.
+A page that proves, checks or refutes something ends a cell with a :class:`Claim`, which refuses
+evidence that contradicts it; a cell that only compares ends with a :class:`Checked`, one sentence.
+The build writes boxes of theorems and the scoreboard from the machine-readable copies of both.
 """
 
 import html
@@ -29,14 +28,12 @@ _LABEL = re.compile(r"[a-z]+(-[a-z0-9]+)+")
 
 @dataclass(frozen=True)
 class Claim:
-    r"""One statement with its source, its status and the evidence for it.
+    """One statement with its source, its status and the evidence for it.
 
-    ``source`` is ``"paper"``, ``"book"`` or the key of a work such as ``"yudin2025"``. ``status``
-    is ``"proved"`` (proof on the page, and checked), ``"enclosed"`` (proved, and the numbers that
-    it rests on are enclosed in intervals by the tests), ``"checked"`` (numerically only),
-    ``"fails"`` (a witness, one sentence, contradicts it) or ``"open"``. ``ratio`` is the largest
-    value seen of what should not pass 1. ``theorem`` is the label of the theorem on the same page
-    that says this.
+    ``status`` is ``"proved"`` (on the page, and checked), ``"enclosed"`` (proved, and its constants
+    are enclosed in intervals by the tests), ``"checked"`` (numerically only), ``"fails"`` (a
+    ``witness``, one sentence, contradicts it) or ``"open"``. ``ratio`` is the largest value seen of
+    what should not pass 1, ``theorem`` the label of the theorem on the page that says this.
     """
 
     key: str
@@ -123,8 +120,6 @@ checked = Checked  # what a page calls, as the last expression of a cell
 def format_ratio(ratio: float) -> str:
     """Return a ratio with three digits, and so that one below 1 never reads as 1.
 
-    Examples
-    --------
     >>> format_ratio(0.93112), format_ratio(0.99999), format_ratio(1.0), format_ratio(1.2e-9)
     ('0.931', '0.9999', '1', '1×10⁻⁹')
     """

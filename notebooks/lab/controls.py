@@ -15,14 +15,8 @@ CONTROLS = ("", "shuffled", "uniform", "repeated", "permuted")
 def control_tokens(
     ids: Tensor, control: str, *, vocab_size: int, generator: torch.Generator
 ) -> Tensor:
-    """Return a text of the same length without what the control takes from it.
+    """Return a text with its tokens shuffled, or drawn uniformly, or as it is.
 
-    With ``"shuffled"`` its tokens come in random order, so that the frequencies are left; with
-    ``"uniform"`` they are drawn from the vocabulary, so that nothing is left; with any other the
-    text is as it is.
-
-    Examples
-    --------
     >>> generator = torch.Generator().manual_seed(0)
     >>> text = torch.tensor([5, 5, 5, 7])
     >>> control_tokens(text, "shuffled", vocab_size=9, generator=generator).tolist()
@@ -38,10 +32,7 @@ def control_tokens(
 
 @torch.no_grad()
 def permute_scores(model: LanguageModel, *, generator: torch.Generator) -> None:
-    """Put the entries of every layer's query and key matrices in a random order, in place.
-
-    Their size and their distribution stay, and what the model has learnt to attend to is lost.
-    """
+    """Put the entries of every layer's query and key matrices in a random order, in place."""
     ends = ("q_proj.weight", "k_proj.weight", "query.weight", "key.weight")
     found = [weight for name, weight in model.model.named_parameters() if name.endswith(ends)]
     is_whole = len(found) == 2 * model.n_layers

@@ -17,11 +17,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lab.data import stored_file
 from lab.models import load
 from lab.models.signals import patches, photographs
 from lab.models.texts import load_text, sequences
-from lab.stored import kept, short
+from lab.stored import kept, short, stored_file
 from lipcore.autodiff import AutogradJacobian
 from lipcore.lipschitz import local_lipschitz
 from lipcore.models.capture import Captured, captured, module_of, record, whole

@@ -1,7 +1,4 @@
-"""Constants of a model of images and of one of speech, measured once and stored, with controls.
-
-``python -m lab.images_and_speech`` measures them and stores the table.
-"""
+"""Constants of models of images and of speech: ``python -m lab.images_and_speech`` stores them."""
 
 from __future__ import annotations
 
@@ -18,7 +15,6 @@ from torch import Tensor, nn
 
 from lab import models
 from lab._threads import one_thread
-from lab.data import stored_file
 from lab.models.loaded import LoadedModel
 from lab.models.signals import (
     PATCH,
@@ -28,6 +24,7 @@ from lab.models.signals import (
     spectrogram,
     speech,
 )
+from lab.stored import stored_file
 from lab.sweep import collect, export, finish
 from lab.why_it_grows import SHARES, column_means, term_shares
 from lipcore.attention import Attention
@@ -49,9 +46,8 @@ CONTROLS = {
     "vit": ("shuffled", "spectrum", "uniform", "repeated", "weights"),
     "whisper": ("shuffled", "uniform", "repeated", "silence", "weights"),
 }
-#: When a prediction of growth exponents counts as confirmed on a model that had no part in finding
-#: it: the mean error over layers, and the largest one. Both were fixed before the measurement, from
-#: what the prediction did on the layers where it was found (0.04 and 0.14).
+#: When a prediction of growth exponents counts as confirmed: mean error over layers, and largest.
+#: Both were fixed before the measurement, from where the prediction was found (0.04 and 0.14).
 MEAN_ERROR = 0.05
 LARGEST_ERROR = 0.15
 #: The first frame of the recording in which somebody speaks, and the last one.
@@ -60,10 +56,7 @@ _SPOKEN = (334, 1500)
 
 @dataclass(frozen=True)
 class Cell:
-    """One model at one length (patches along a side, or frames), on ``count`` of what is shown.
-
-    Shown are photographs, pieces of speech, or one of :data:`CONTROLS` made of them.
-    """
+    """One model at one length (patches along a side, or frames), on ``count`` of what is shown."""
 
     model: str
     shown: str
@@ -151,13 +144,11 @@ def entering(model: LoadedModel, **inputs) -> list[Tensor]:
 
 
 def measure_tokens(layer: Attention, X: Tensor) -> list[dict]:
-    r"""Return σ, where its worst direction is, its three terms and predictors, one row per member.
+    """Return σ, where its worst direction is, its three terms and predictors, one row per member.
 
     ``first`` is the share of the first token in the energy of the worst direction, ``place`` the
-    token with the largest share, and ``largest`` that share. Predictors are what the weights say of
-    σ (:prf:ref:`thm-why-lever`): ``map`` is :math:`\max_h\|P_h\|_2`, ``weighted`` is
-    :math:`(\sum_h\|P_h\|_2^2\|W_hV_h\|_2^2)^{1/2}`, and ``audience`` the largest mean of a column
-    of weights.
+    token with the largest share, and ``largest`` that share. ``map`` is the largest norm of a
+    head's weights, ``audience`` the largest mean of a column of weights.
     """
     found = local_lipschitz(layer, X, tol=SHARES)
     if not bool(found.converged.all()):
@@ -173,15 +164,11 @@ def measure_tokens(layer: Attention, X: Tensor) -> list[dict]:
     columns["map"] = norms.amax(-1)
     columns["weighted"] = (norms * layer.value_norms()).square().sum(-1).sqrt()
     columns["audience"] = column_means(P)[0].amax(-1)
-    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
-    return [dict(zip(columns, row, strict=True)) for row in rows]
+    return pd.DataFrame({name: x.tolist() for name, x in columns.items()}).to_dict("records")
 
 
 def measure(cell: Cell, chosen: Sequence[int] | None = None) -> list[dict]:
-    """Return the rows of one cell, one for each layer and photograph or piece of the recording.
-
-    With ``chosen``, the rows are of these layers only.
-    """
+    """Return one row for each (chosen) layer and each photograph or piece of the recording."""
     with one_thread(), torch.no_grad():
         model, inputs = _shown(cell)
         layers = _layers(model, inputs)

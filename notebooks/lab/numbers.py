@@ -19,12 +19,8 @@ _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 def decimal(x: float, digits: int = 2, *, rounding: str = "nearest") -> str:
     """Return a finite number, or a tensor or array of one, with some digits after the point.
 
-    ``rounding`` is "nearest", or "up" for an upper limit ("at most"), towards +∞, or "down" for a
-    lower limit ("at least"), towards −∞. A number that has these digits already stays as it is, and
-    one that rounds to zero has no sign.
+    ``rounding`` is "nearest", "up" (for "at most") or "down" (for "at least").
 
-    Examples
-    --------
     >>> decimal(-0.0123), decimal(7252.34, 1), decimal(-0.001)
     ('−0.01', '7,252.3', '0.00')
     >>> decimal(0.947, rounding="down"), decimal(1.234, rounding="up"), decimal(0.15, rounding="up")
@@ -36,8 +32,6 @@ def decimal(x: float, digits: int = 2, *, rounding: str = "nearest") -> str:
 def power(x: float, digits: int = 0, *, rounding: str = "nearest") -> str:
     """Return a number times a power of ten, rounded as by :func:`decimal`.
 
-    Examples
-    --------
     >>> power(60_000), power(3.2e-11), power(-1.25e-3, 2), power(0.0), power(4.0)
     ('6×10⁴', '3×10⁻¹¹', '−1.25×10⁻³', '0', '4')
     >>> power(3.2e-11, rounding="up"), power(9.6e3, rounding="down")

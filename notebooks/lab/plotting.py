@@ -3,7 +3,6 @@
 Colours, dashes and markers come from :mod:`lab.colours`.
 """
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -125,18 +124,14 @@ def values_by_length(
 def bound_versus_truth(
     ax: Axes, x, truth, bounds: Mapping, *, truth_label=None, xscale="log", legend=True
 ) -> None:
-    """Draw a measured quantity and its bounds, on a logarithmic vertical axis.
+    """Draw a measured quantity and its bounds, by role or name, on a logarithmic vertical axis.
 
-    Values are as for :func:`spread_line`. The keys of ``bounds`` are roles of the dictionary of
-    colours, or free legend entries. The legend stands above the panel; with several panels, use
-    :func:`shared_legend`.
+    Values are as for :func:`spread_line`. With several panels, use :func:`shared_legend`.
     """
-    free = itertools.count(3)
     for role, values in bounds.items():
+        style = {"label": role, "color": colours.nth(3)}
         if role in colours.ROLES:
             style = {"label": colours.label(role), **colours.line(role)}
-        else:
-            style = {"label": role, "color": colours.nth(next(free))}
         spread_line(ax, x, values, **style)
     label = truth_label or colours.label("truth")
     spread_line(ax, x, truth, label=label, **colours.line("truth"), **_MARKER)
@@ -183,28 +178,24 @@ def plane_tokens(
     labels=(),
     colour="tokens",
     label=None,
-    scale=None,
+    scale=1.0,
 ) -> None:
     """Draw tokens (n, 2) of the plane, their perturbation as arrows, and the ball of a radius.
 
-    ``labels`` are names beside the tokens, ``colour`` is a role, and ``label`` is the legend entry.
-    The factor of the arrows is ``scale``; without it, the longest is
-    a quarter of the picture.
+    ``labels`` stand beside the tokens, ``colour`` is a role, ``label`` is the legend entry, and
+    ``scale`` multiplies the arrows.
     """
     X = _array(X)
-    H = np.zeros_like(X) if perturbation is None else _array(perturbation)
-    extent = max(np.abs(X).max(), radius or 0) or 1.0
+    H = np.zeros_like(X) if perturbation is None else scale * _array(perturbation)
+    extent = max(np.abs(X).max(), np.abs(X + H).max(), radius or 0) or 1.0
     if radius is not None:
         grey = colours.line("reference")
         rim = {"ec": grey["color"], "ls": grey["ls"], "lw": 1.2}
         ax.add_patch(plt.Circle((0, 0), radius, fill=False, **rim))
     if perturbation is not None:
-        longest = np.linalg.norm(H, axis=1).max() or 1.0
-        H = H * (0.5 * extent / longest if scale is None else scale)
         same_units = {"angles": "xy", "scale_units": "xy", "scale": 1}
         nudge = {"color": colours.colour("nudge"), "alpha": 0.8, "width": 0.008, "zorder": 3}
         ax.quiver(*X.T, *H.T, **same_units, **nudge)
-        extent = max(extent, np.abs(X + H).max())
     dots = {"s": 55, "edgecolor": _MARKER["mec"], "linewidth": 0.8, "zorder": 4}
     ax.scatter(*X.T, color=colours.colour(colour), label=label, **dots)
     away = np.where(H.any(axis=1, keepdims=True), -np.sign(H), 1.0)  # keep clear of the arrows

@@ -27,8 +27,6 @@ def star_inputs(
     4q points in the centre, and all others are moved by :math:`\sqrt{\log 2}` in a direction of
     their own. Then :math:`\|D\|_2^2\ge\tfrac{\log 2}{64}\,q\log q` (:prf:ref:`prop-zoo-shifted`).
 
-    Examples
-    --------
     >>> Y = star_inputs(3)
     >>> P = torch.softmax(-torch.cdist(Y, Y) ** 2, dim=-1)
     >>> Y.shape, torch.linalg.matrix_norm(P, 2) ** 2 >= 3 / 8

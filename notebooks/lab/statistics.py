@@ -25,10 +25,9 @@ class PowerFit(NamedTuple):
 def fit_exponent(n: Sequence[float], values: Sequence, *, confidence: float = 0.95) -> PowerFit:
     r"""Fit :math:`\log \text{value} = \log c + \alpha \log n`, with an interval for α.
 
-    ``values`` holds positive values for each of the m lengths: shape (m,), (m, repeats) or m
-    sequences of any sizes. In the fit, by least squares, every length counts once, through its mean
-    logarithm. The interval is a percentile bootstrap within each length, with a fixed seed. It
-    describes the spread of the values, and not whether a power law is the right shape.
+    For each of m lengths there are one or more positive values. In the fit, by least squares, every
+    length counts once, through its mean logarithm. The interval, a percentile bootstrap within each
+    length, describes the spread of the values, and not whether a power law is the right shape.
     """
     check_number("confidence", confidence, minimum=0, maximum=1 - 1e-12, strict=True)
     log_n, logs = _logarithms(n, values)
@@ -62,11 +61,10 @@ class LocalSlopes(NamedTuple):
 
 
 def local_slopes(n: Sequence[float], values: Sequence) -> LocalSlopes:
-    r"""Return slopes between neighbouring lengths on logarithmic axes, for each repeat.
+    """Return slopes between neighbouring lengths on logarithmic axes, for each repeat.
 
-    For a power law all of them equal its exponent. The m lengths increase, and a column of
-    ``values``, of shape (m, repeats), is one repeat at all of them, such as one text that is read
-    on. Columns are taken as independent, and the intervals, at 95 %, are by Student's law.
+    A column of ``values``, (m, repeats), is one repeat at all lengths, such as a text that is read
+    on. Columns are taken as independent, and the intervals are by Student's law.
     """
     log_n, logs = _table_of_logarithms(n, values)
     steps = np.diff(log_n)
@@ -87,11 +85,10 @@ class LackOfFit(NamedTuple):
 
 
 def lack_of_fit(n: Sequence[float], values: Sequence, *, nested: bool = False) -> LackOfFit:
-    r"""Return the F-test for lack of fit of a power of n, on logarithms.
+    """Return the F-test for lack of fit of a power of n, on logarithms of values (m, repeats).
 
-    There are at least three lengths, and at least two values at each: shape (m, repeats). With
-    ``nested``, a column is one text that is read on, so that its values rise and fall together:
-    it has a level of its own, and the noise is how the columns differ beyond it.
+    With ``nested``, a column is one text that is read on, so that its values rise and fall
+    together: it has a level of its own, and the noise is how the columns differ beyond it.
     """
     log_n, logs = _table_of_logarithms(n, values)
     lengths, repeats = logs.shape
@@ -109,18 +106,13 @@ def lack_of_fit(n: Sequence[float], values: Sequence, *, nested: bool = False) -
 
 
 def holm(p: Sequence[float]) -> np.ndarray:
-    """Return p-values that are adjusted for their number by Holm's step-down rule.
-
-    All that are below 0.05 may be called significant: the probability of one false call among them
-    is at most 0.05, for any dependence.
-    """
+    """Return p-values that are adjusted for their number by Holm's step-down rule."""
     p = np.asarray(p, dtype=float)
     require(p.ndim == 1 and ((p >= 0) & (p <= 1)).all(), "p", "probabilities", p.tolist())
     order = np.argsort(p)
     steps = (len(p) - np.arange(len(p))) * p[order]
-    adjusted = np.empty_like(p)
-    adjusted[order] = np.minimum(np.maximum.accumulate(steps), 1)
-    return adjusted
+    adjusted = np.minimum(np.maximum.accumulate(steps), 1)
+    return adjusted[np.argsort(order)]
 
 
 class Correlations(NamedTuple):
@@ -132,11 +124,7 @@ class Correlations(NamedTuple):
 
 
 def correlations(x: Sequence[float], y: Sequence[float], groups: Sequence) -> Correlations:
-    r"""Return the correlation of x and y, split into its parts within and between named groups.
-
-    With deviations from the overall mean split into those of the group's mean and those within the
-    group, the two products add up: :math:`S_{xy} = S_{xy}^\text{within} + S_{xy}^\text{between}`.
-    """
+    """Return the correlation of x and y, and its parts within and between named groups."""
     require(len(x) == len(y) == len(groups), "groups", f"{len(x)} names", len(groups))
     values = pd.DataFrame({"x": np.asarray(x, dtype=float), "y": np.asarray(y, dtype=float)})
     means = values.groupby(np.asarray(groups)).transform("mean")

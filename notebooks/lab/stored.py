@@ -1,9 +1,7 @@
-"""The one way to resume: every finished part of a long measurement is a small JSON file.
+"""What is kept of long measurements: finished parts, to resume from, and the tables of the book.
 
 A command that takes minutes wraps each part, ``kept(folder / "name.json", lambda: measure(...))``:
-a part that is there is read, any other is measured and written. Parts are made in any order and by
-several processes at once; who stored the whole may remove the folder. Numbers that go into
-``book/data`` are rounded by :func:`short`.
+a part that is there is read, any other is measured and written, by several processes if need be.
 """
 
 from __future__ import annotations
@@ -16,7 +14,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from lab.data import stored_file
+
+def stored_file(name: str, command: str) -> Path:
+    """Return the path of a table kept with the book, which ``command`` makes."""
+    path = Path(__file__).parents[2] / "book" / "data" / name
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not there: '{command}' makes it")
+    return path
 
 
 def kept(path: Path, make: Callable[[], object]) -> object:

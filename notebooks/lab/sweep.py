@@ -1,7 +1,6 @@
 """Many measurements on real models, each kept when it is finished: ``python -m lab.sweep``.
 
-The same command takes up where it was stopped. :mod:`lab.images_and_speech` measures cells of its
-own by :func:`finish`, :func:`collect` and :func:`export`.
+The same command takes up where it was stopped.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import tomllib
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -32,12 +30,11 @@ import lipcore
 from lab import models
 from lab._threads import one_thread
 from lab.controls import CONTROLS, control_tokens, permute_scores
-from lab.data import stored_file
 from lab.measure_layer import BOUNDS, check_bounds, measure_layer
 from lab.models.language_model import LanguageModel
 from lab.models.sources import SOURCES, find_source
 from lab.models.texts import load_text, sequences
-from lab.stored import kept
+from lab.stored import kept, stored_file
 from lipcore._checks import check_count, require
 from lipcore.attention import Attention
 from lipcore.models.measure import versions
@@ -137,14 +134,14 @@ def sweep(
     """Measure all cells, and return their rows in the order of the cells.
 
     The table is also in ``folder/table.parquet``, and cells that the folder already holds are not
-    measured again. Cells that share hidden states follow one another; the top layer comes first, so
-    that its run of the model serves the layers below.
+    measured again.
     """
     cells = list(dict.fromkeys(cells))
     require(cells, "cells", "at least one cell", "none")
     groups: dict[Cell, list[Cell]] = {}
     for cell in cells:
         groups.setdefault(_shared(cell), []).append(cell)
+    # the top layer comes first, so that its run of the model serves the layers below
     ordered = [sorted(group, key=lambda cell: -cell.layer) for group in groups.values()]
     finish(itertools.chain(*ordered), folder, measure, workers=workers, progress=progress)
     table = collect(cells, folder)
@@ -168,32 +165,31 @@ def finish(
     """
     cells = list(cells)
     keep = functools.partial(_keep, folder, measure)
-    with ExitStack() as stack:
-        each = map
-        if check_count("workers", workers) > 1:
-            context = multiprocessing.get_context("spawn")
-            each = stack.enter_context(ProcessPoolExecutor(workers, context)).map
-        bar = tqdm(each(keep, cells), disable=not progress, total=len(cells), unit="cell")
-        failures = [failure for failure in bar if failure]
+    bar = functools.partial(tqdm, disable=not progress, total=len(cells), unit="cell")
+    if check_count("workers", workers) > 1:
+        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+            outcomes = list(bar(pool.map(keep, cells)))
+    else:
+        outcomes = list(bar(map(keep, cells)))
+    failures = [outcome for outcome in outcomes if outcome]
     if failures:
         reasons = "; ".join(failures[:5])
         raise RuntimeError(f"{len(failures)} of {len(cells)} cells failed: {reasons}")
 
 
 def _keep(folder, measure, cell) -> str | None:
-    """Measure a cell unless it is kept; return what went wrong."""
+    """Measure a cell unless it is kept, and time it on one core; return what went wrong."""
+
+    def make() -> dict:
+        begin = time.thread_time()
+        rows = measure(cell)
+        return {"seconds": time.thread_time() - begin, "rows": rows}
+
     try:
-        kept(_path(folder, cell), lambda: _timed(cell, measure))
+        kept(_path(folder, cell), make)
     except Exception as error:
         return f"{cell}: {error!r}"
     return None
-
-
-def _timed(cell, measure) -> dict:
-    """Return the rows of a cell, and the seconds that one core took."""
-    begin = time.thread_time()
-    rows = measure(cell)
-    return {"seconds": time.thread_time() - begin, "rows": rows}
 
 
 def _path(folder: str | os.PathLike, cell) -> Path:
@@ -208,14 +204,11 @@ def collect(cells: Iterable, folder: str | os.PathLike) -> pd.DataFrame:
     return table
 
 
-def export(table: pd.DataFrame, path: str | os.PathLike, *, command: str, bits: int = 13) -> None:
-    """Write a small copy of a table, which can be kept with a project.
+def export(table: pd.DataFrame, path: str | os.PathLike, *, command: str) -> None:
+    """Write a small copy of a table, and in its ``attrs`` how it was made.
 
-    Measured numbers are stored in float32 with ``bits`` binary digits; 13 digits are a relative
-    rounding of 6e-5 at most. Upper bounds are rounded up. Columns without new information are left
-    out: ``lower``, which equals ``sigma``; ``residual``; ``converged``, if all are; logarithms of
-    bounds; and bounds that no cell asked for. The command, versions, hashes of weights and texts,
-    and the time it took, are in ``pandas.read_parquet(path).attrs``.
+    Measured numbers have 13 binary digits, a relative rounding of 6e-5 at most; upper bounds are
+    rounded up. Columns without new information are left out.
     """
     dropped = ["lower", "residual", "log_best", "log_general"]
     dropped += [name for name in BOUNDS if name in table and table[name].isna().all()]
@@ -224,10 +217,10 @@ def export(table: pd.DataFrame, path: str | os.PathLike, *, command: str, bits: 
     floats = list(small.select_dtypes("float64").columns.difference(["tol", "probability"]))
     for name in floats:
         part, exponent = np.frexp(small[name].to_numpy())
-        digits = np.ldexp(part, bits + 1)
+        digits = np.ldexp(part, 14)
         # an upper bound must stay one
         whole = np.ceil(digits) if name in ("upper", *BOUNDS) else np.round(digits)
-        small[name] = np.ldexp(whole, exponent - bits - 1).astype("float32")
+        small[name] = np.ldexp(whole, exponent - 14).astype("float32")
     used = table["model"].unique()
     small.attrs = {
         "seconds": round(table.attrs["seconds"], 1),
@@ -244,11 +237,9 @@ def export(table: pd.DataFrame, path: str | os.PathLike, *, command: str, bits: 
 
 
 def stored(name: str = "sweep") -> pd.DataFrame:
-    """Return a table behind the chapters on real models, as :func:`export` wrote it.
+    """Return ``"sweep"`` or ``"texts"``, a table behind the chapters on real models.
 
-    ``"sweep"`` has ten pieces of one or two texts at each length, layers and heads; ``"texts"`` has
-    more texts, longer ones that are read on, and controls. The plan ``book/data/NAME.toml`` says
-    what is in it, and its ``attrs`` how it was made.
+    The plan ``book/data/NAME.toml`` says what is in it, and its ``attrs`` how it was made.
     """
     return pd.read_parquet(stored_file(f"{name}.parquet", "make sweep"))
 
@@ -259,15 +250,14 @@ def _shared(cell: Cell) -> Cell:
 
 
 # The latest hidden states, of layers from 0 up to one of them; at most one entry.
-_latest: dict[tuple, list[Tensor]] = {}
+_latest: dict[str, list[Tensor]] = {}
 
 
 def inputs(cell: Cell) -> tuple[Attention, Tensor]:
     """Return the attention and the hidden states (count, n, d) of a cell."""
-    state = _state(cell.model)
-    model = _model(cell.model, cell.decoder, cell.dtype, cell.control == "permuted", state)
+    model = _model(cell.model, cell.decoder, cell.dtype, cell.control == "permuted")
     attention = model.attention(cell.layer, head=cell.head)
-    key = (_shared(cell), state, _state(cell.text))
+    key = _shared(cell).key
     if len(_latest.get(key, ())) <= cell.layer:
         _latest.clear()  # frees the old ones before there are new ones
         _latest[key] = model.all_hidden_states(pieces(model, cell), up_to=cell.layer)
@@ -276,7 +266,7 @@ def inputs(cell: Cell) -> tuple[Attention, Tensor]:
 
 def pieces(model: LanguageModel, cell: Cell) -> Tensor:
     """Return the token ids (count, n) on which a cell runs."""
-    ids = _token_ids(model, cell.text, _state(cell.text))
+    ids = _token_ids(model, load_text(cell.text))
     # drawn for the text as a whole, and anew for each: what is cut from its beginning is nested
     generator = torch.Generator().manual_seed(zlib.crc32(cell.text.encode()))
     ids = control_tokens(ids, cell.control, vocab_size=model.vocab_size, generator=generator)
@@ -285,7 +275,7 @@ def pieces(model: LanguageModel, cell: Cell) -> Tensor:
 
 
 @functools.lru_cache(maxsize=2)  # the cells of a sweep come model by model
-def _model(name: str, decoder: bool, dtype: str, permuted: bool, state: str) -> LanguageModel:
+def _model(name: str, decoder: bool, dtype: str, permuted: bool) -> LanguageModel:
     model = models.load(name, decoder=decoder, dtype=getattr(torch, dtype))
     if permuted:
         permute_scores(model, generator=torch.Generator().manual_seed(0))
@@ -295,8 +285,8 @@ def _model(name: str, decoder: bool, dtype: str, permuted: bool, state: str) -> 
 
 
 @functools.lru_cache(maxsize=4)
-def _token_ids(model: LanguageModel, text: str, state: str) -> Tensor:
-    return model.encode(load_text(text))
+def _token_ids(model: LanguageModel, text: str) -> Tensor:
+    return model.encode(text)
 
 
 def _state(name: str) -> str:

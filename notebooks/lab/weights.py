@@ -13,20 +13,18 @@ import pandas as pd
 
 from lab import models
 
-_COLUMNS = ["name", "layers", "d", "heads", "cached", "source", "what"]
-
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m lab.weights", description=__doc__)
     commands = parser.add_subparsers(required=True, dest="command")
-    fetch = commands.add_parser("fetch", help="download weights or data into the cache, verified")
-    what = "a model of 'python -m lab.weights list', bible, photos or speech"
-    fetch.add_argument("names", nargs="+", metavar="NAME", help=what)
-    commands.add_parser("list", help="list the models that can be loaded, from where")
+    commands.add_parser("list")
+    fetch = commands.add_parser("fetch")
+    fetch.add_argument("names", nargs="+", help="models of the list, bible, photos or speech")
     arguments = parser.parse_args(argv)
     if arguments.command == "list":
-        table = pd.DataFrame(models.available())[_COLUMNS]
+        columns = ["name", "layers", "d", "heads", "cached", "source", "what"]
+        table = pd.DataFrame(models.available())[columns]
         print(table.to_string(index=False, justify="left", na_rep="-"))
         return
     try:

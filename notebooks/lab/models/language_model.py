@@ -39,12 +39,10 @@ class LanguageModel(LoadedModel):
     def attention(
         self, layer: int, *, head: int | None = None, output_projection: bool = True
     ) -> Attention:
-        r"""Return the attention of a layer or head, without residual connection or normalisation.
+        """Return the attention of a layer or head, without residual connection or normalisation.
 
-        It is the map for which ``model.attention(l)(model.hidden_states(l, ids))`` is what that
-        layer computes inside the running model. Heads are summed through :math:`W_h`, with the
-        output bias unless it is one head alone; without ``output_projection`` they are
-        concatenated.
+        ``model.attention(l)(model.hidden_states(l, ids))`` is what the layer computes inside the
+        running model. Without ``output_projection`` the heads are concatenated.
         """
         layer = _check_index("layer", layer, self.n_layers)
         attention = read_attention(self.model, self._modules[layer], layer)
@@ -53,27 +51,19 @@ class LanguageModel(LoadedModel):
         return attention if output_projection else replace(attention, output=None, output_bias=None)
 
     def norm(self, layer: int) -> Normalisation:
-        """Return the normalisation whose output enters the attention of ``layer``.
-
-        For BERT it is the LayerNorm of the embeddings at layer 0, and the one at the end of the
-        layer below at other layers. For GPT-2 and Llama it is the one in front of the attention.
-        """
+        """Return the normalisation whose output enters the attention of ``layer``."""
         return read_norm(self.model, _check_index("layer", layer, self.n_layers))
 
     def hidden_states(self, layer: int, token_ids: Tensor) -> Tensor:
-        """Return what enters the attention of ``layer`` when the model runs on these token ids.
+        """Return what enters the attention of ``layer``, (batch, n, d), for ids (batch, n) or (n,).
 
-        The ids are integers of shape (batch, n), or (n,) for a batch of one; the result has shape
-        (batch, n, d). For decoders, which normalise first, it is the output of that normalisation.
+        For decoders, which normalise first, it is the output of that normalisation.
         """
         return self.all_hidden_states(token_ids, up_to=layer)[layer]
 
     @torch.no_grad()
     def all_hidden_states(self, token_ids: Tensor, *, up_to: int | None = None) -> list[Tensor]:
-        """Return the :meth:`hidden_states` of every layer, tensors (batch, n, d), from one run.
-
-        With ``up_to``, they are those of the layers from 0 to that one, and the run ends there.
-        """
+        """Return the :meth:`hidden_states` of the layers up to one or the last, from one run."""
         last = self.n_layers - 1 if up_to is None else up_to
         last = _check_index("layer", last, self.n_layers)
         ids = self._check_ids(token_ids).to(self.model.device)
@@ -96,10 +86,9 @@ class LanguageModel(LoadedModel):
         """Return the ids as (batch, n), or raise."""
         is_tensor = isinstance(ids, Tensor)
         require(is_tensor, "token_ids", "a torch.Tensor", type(ids).__name__, TypeError)
-        is_whole = not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)
-        require(is_whole, "token_ids", "whole numbers", ids.dtype, TypeError)
-        fits = ids.ndim in (1, 2) and ids.numel()
-        require(fits, "token_ids", "shape (batch, n) or (n,), not empty", tuple(ids.shape))
+        fits = ids.ndim in (1, 2) and ids.numel() and not ids.is_floating_point()
+        got = f"{ids.dtype} of shape {tuple(ids.shape)}"
+        require(fits, "token_ids", "whole numbers, (batch, n) or (n,)", got)
         least, most = ids.min(), ids.max()
         is_known = least >= 0 and most < self.vocab_size
         known = f"0 to {self.vocab_size - 1} for {self.name}"
@@ -123,12 +112,10 @@ def load(
 ) -> LoadedModel:
     """Load a model by name (its weights are fetched on first use), or from a checkpoint's folder.
 
-    Models of BERT, GPT-2 and Llama type are returned as a :class:`LanguageModel`, whose layers are
-    read out exactly. Any other architecture of transformers is a :class:`LoadedModel`, whose layers
-    :func:`lipcore.measure` takes as they run. With ``decoder``, BERT becomes a causal decoder, as
-    in the paper's masked runs. A Llama-type model computes its softmax and RMSNorm in float32 also
-    in float64, so that its hidden states are exact to about 1e-7 only; the layers that are read out
-    of it are float64 throughout.
+    BERT, GPT-2 and Llama become a :class:`LanguageModel`, whose layers are read out exactly, any
+    other architecture a :class:`LoadedModel`. With ``decoder``, BERT is causal, as in the paper's
+    masked runs. Llama computes its softmax and RMSNorm in float32 also in float64: its hidden states
+    are exact to about 1e-7 only, and the layers that are read out are float64 throughout.
     """
     is_float = dtype in (torch.float32, torch.float64)
     require(is_float, "dtype", "torch.float32 or torch.float64", repr(dtype), TypeError)

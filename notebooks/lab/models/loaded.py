@@ -15,8 +15,7 @@ from lipcore._checks import check_count, require
 class LoadedModel:
     """A model in evaluation mode without gradients, ``model``, and its tokenizer.
 
-    :func:`~lipcore.models.measure.measure` and :func:`~lipcore.models.capture.capture` take it in
-    place of its ``model``. The ``folder`` is None and ``sha256`` empty if weights were drawn.
+    The ``folder`` is None and ``sha256`` empty if weights were drawn.
     """
 
     def __init__(
@@ -48,9 +47,7 @@ class LoadedModel:
     def encode(self, text: str) -> Tensor:
         """Return the token ids of a text, shape (tokens,), without special tokens, at any length.
 
-        MiniLM's numbering is the right one for ``bert-random``. For ``gpt2-random`` every numbering
-        is right: its embeddings are independent draws, so that the law of the results does not
-        depend on which embedding a token has.
+        For ``gpt2-random`` any numbering is right, as its embeddings are independent draws.
         """
         require(isinstance(text, str), "text", "a string", type(text).__name__, TypeError)
         ids = self.tokenizer.encode(text, add_special_tokens=False).ids

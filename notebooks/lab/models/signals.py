@@ -22,10 +22,7 @@ _RATE = 16_000  # samples a second of everything that Whisper hears
 
 
 def photographs() -> dict[str, Tensor]:
-    """Return ten photographs by name, each (3, height, width) with values from 0 to 1.
-
-    They are fetched on first use (:func:`lab.models.fetch`), and are in the public domain.
-    """
+    """Return ten photographs by name, each (3, height, width) with values from 0 to 1."""
     from PIL import Image
 
     folder = fetch("photos")
@@ -40,12 +37,6 @@ def photographs() -> dict[str, Tensor]:
 def patches(image: Tensor, side: int) -> Tensor:
     """Return an image's central square of side × side patches, as the vision transformer takes it.
 
-    The image has shape (3, height, width) and values from 0 to 1. What comes out is normalised and
-    (3, 14 side, 14 side); pass a batch of them as ``pixel_values``. With the class token, the model
-    has side² + 1 tokens.
-
-    Examples
-    --------
     >>> patches(torch.rand(3, 40, 60), 2).shape
     torch.Size([3, 28, 28])
     """
@@ -65,29 +56,20 @@ def patches(image: Tensor, side: int) -> Tensor:
 
 
 def speech() -> Tensor:
-    """Return thirty seconds of a conversation, 16,000 samples a second, with values from −1 to 1.
-
-    The recording is fetched on first use (:func:`lab.models.fetch`).
-    """
+    """Return thirty seconds of a conversation, 16,000 samples a second, with values from −1 to 1."""
     _, samples = wavfile.read(fetch("speech") / "sample.wav")
     return torch.from_numpy(samples) / 2**15
 
 
 def spectrogram(sound: Tensor) -> Tensor:
-    """Return Whisper's input (80, 3000) for a sound: 80 bands, 100 columns a second.
-
-    The sound has 16,000 samples a second; silence fills up the thirty seconds.
-    """
+    """Return Whisper's input (80, 3000) for a sound: 80 bands, 100 columns a second."""
     extract = library().WhisperFeatureExtractor()
     found = extract(sound.numpy(), sampling_rate=_RATE, return_tensors="pt")
     return found.input_features[0]
 
 
 def shortened(model: LoadedModel, n: int) -> LoadedModel:
-    """Return Whisper's encoder with its first n positions only: it takes 2 n columns, not 3,000.
-
-    The model that comes out shares the weights of ``model``, which does not change.
-    """
+    """Return Whisper's encoder with its first n positions only: it takes 2 n columns, not 3,000."""
     positions = model.model.embed_positions.weight
     fits = check_count("n", n) <= len(positions)
     require(fits, "n", f"at most {len(positions)} positions", n)

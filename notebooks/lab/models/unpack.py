@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from lab.models.loaded import library
-from lab.models.sources import ModelSource, cache_dir, fetch
+from lab.models.sources import Source, cache_dir, fetch
 from lipcore._checks import require
 
 
-def unpacked(source: ModelSource) -> Path:
+def unpacked(source: Source) -> Path:
     """Return the folder of a source's checkpoint, or of its copy in float32 for another format."""
     folder = fetch(source.name)
     write = _WRITERS.get(source.weights.rpartition(".")[2])
@@ -45,7 +45,7 @@ def _save(weights: dict[str, Tensor], config, target: Path) -> None:
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
 
 
-def _write_gguf(file: Path, source: ModelSource, target: Path) -> None:
+def _write_gguf(file: Path, source: Source, target: Path) -> None:
     """Write a language model in four bits as a checkpoint, with its tokenizer."""
     transformers = library()
     options = {"gguf_file": file.name, "local_files_only": True}
@@ -56,7 +56,7 @@ def _write_gguf(file: Path, source: ModelSource, target: Path) -> None:
     tokenizer.backend_tokenizer.save(str(target / "tokenizer.json"))
 
 
-def _write_onnx(file: Path, source: ModelSource, target: Path) -> None:
+def _write_onnx(file: Path, source: Source, target: Path) -> None:
     """Write the backbone of a vision transformer, without what follows its features."""
     config = library().Dinov2Config(
         hidden_size=source.d,
@@ -71,12 +71,7 @@ def _write_onnx(file: Path, source: ModelSource, target: Path) -> None:
 
 
 def _dinov2_weights(file: Path) -> dict[str, Tensor]:
-    """Return the initializers of an ONNX file under the names that Dinov2 checkpoints have.
-
-    Vectors have these names already. A matrix is recognised by the product that it enters,
-    transposed; the positions of the class token and of the patches are those that are joined or
-    reshaped.
-    """
+    """Return the initializers of an ONNX file under the names that Dinov2 checkpoints have."""
     import onnx
 
     graph = onnx.load(file).graph
@@ -85,17 +80,18 @@ def _dinov2_weights(file: Path) -> dict[str, Tensor]:
         for entry in graph.initializer
     }
     inside = "backbone."
+    # vectors have these names already; a matrix is known by the product that it enters, transposed
     weights = {name.removeprefix(inside): x for name, x in found.items() if name.startswith(inside)}
     for node in graph.node:
         if node.op_type == "MatMul" and node.input[1] in found:
             place = node.name.removeprefix("/backbone/").removesuffix("/MatMul")
             weights[f"{place.replace('/', '.')}.weight"] = found[node.input[1]].T.contiguous()
-    kinds = ("onnx::Concat_", "onnx::Reshape_")
+    kinds = ("onnx::Concat_", "onnx::Reshape_")  # of the class token, of the patches
     positions = [x for kind in kinds for name, x in found.items() if name.startswith(kind)]
     return weights | {"embeddings.position_embeddings": torch.cat(positions, dim=1)}
 
 
-def _write_ctranslate2(file: Path, source: ModelSource, target: Path) -> None:
+def _write_ctranslate2(file: Path, source: Source, target: Path) -> None:
     """Write the encoder of a Whisper model, without its decoder."""
     with file.open("rb") as stream:
         found = read_ctranslate2(stream)

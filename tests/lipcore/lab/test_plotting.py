@@ -80,10 +80,9 @@ def test_attention_heatmap(ax, n):
 
 def test_plane_tokens(ax):
     X, H = torch.tensor([[1.0, 0.0], [0.0, -2.0]]), torch.tensor([[0.0, 10.0], [0.0, 0.0]])
-    plotting.plane_tokens(ax, X, H)
+    plotting.plane_tokens(ax, X, H, scale=0.1)
     arrows, points = ax.collections
     np.testing.assert_allclose(points.get_offsets(), X)
-    # the longest is a quarter of the picture
     np.testing.assert_allclose([arrows.U, arrows.V], [[0, 0], [1.0, 0]])
     low, high = ax.get_xlim()
     assert -low == high > 2 and ax.get_aspect() == 1.0

@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("transformers", reason="needs lipcore[book]")
 
 from benchmarks.cases import LENGTHS
-from lab.data import stored_file
 from lab.distil import POWER, count
+from lab.stored import stored_file
 
 
 @pytest.fixture(scope="module")

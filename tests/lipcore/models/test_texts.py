@@ -72,10 +72,7 @@ class TestLoadText:
         file.write_text("One para-\ngraph of\n  two lines.\n\n \nAnother.\n", encoding="utf-8")
         assert load_text(file) == load_text(str(file)) == "One para-graph of two lines.\nAnother."
 
-    @pytest.mark.parametrize("content", (None, b" \n"))
-    def test_no_text(self, tmp_path, content):
-        if content:
-            (tmp_path / "text.txt").write_bytes(content)
+    def test_no_text(self, tmp_path):
         with pytest.raises(ValueError, match="text"):
             load_text(tmp_path / "text.txt")
 
@@ -86,14 +83,6 @@ class TestSequences:
         assert torch.equal(pieces, torch.arange(2, 14).reshape(3, 4))
         words = " ".join(map(str, range(20)))
         assert torch.equal(pieces, sequences(words_model(), words, n=4, count=3, start=2))
-
-    def test_drawn_start_leaves_enough_text(self):
-        starts = set()
-        for seed in range(60):
-            chance = torch.Generator().manual_seed(seed)
-            pieces = sequences(words_model(), torch.arange(20), n=4, count=4, start=chance)
-            starts.add(int(pieces[0, 0]))
-        assert starts == {0, 1, 2, 3, 4}
 
     def test_special_tokens_count(self):
         pieces = sequences(words_model(), torch.arange(20), n=4, count=2, special_tokens=True)
@@ -110,11 +99,9 @@ class TestSequences:
         ({"n": 0}, "n: "),
         ({"n": 101}, "n: "),
         ({"n": 2, "special_tokens": True}, "n: "),
-        ({"n": 21, "start": torch.Generator()}, "text"),
+        ({"n": 21}, "text"),
         ({"count": 0}, "count"),
         ({"start": -1}, "start"),
-        ({"text": torch.ones(9)}, "text"),
-        ({"text": [1, 2, 3]}, "text"),
     ))  # fmt: skip
     def test_bad_input(self, change, name):
         with pytest.raises((ValueError, TypeError), match=name):
