@@ -1,13 +1,11 @@
 """The book's dictionary of colours: what each stands for, on a light and on a dark page.
 
 This is the only place that names a colour. A figure asks for a role and gets the value for the
-light page; when the book is built, the dark version of the figure is made by putting the dark
-value in place of each light one. So two roles with the same light value have the same dark value,
-and a figure whose colours come from elsewhere cannot be shown on a dark page.
+light page; the build puts the dark value in place of each light one. So two roles with the same
+light value have the same dark value.
 
-Colour is never alone: lines differ in their dashes too, and models in their markers. Hues repeat
-between kinds of things that do not meet in one figure, and within a kind no two are alike. All of
-them are told apart without red or green cones, and show on their ground.
+Colour is never alone: lines differ in their dashes too, and models in their markers. Within a kind
+no two hues are alike, also without red or green cones.
 """
 
 from functools import cache
@@ -108,19 +106,19 @@ MAPS = {
 
 def colour(role: str) -> str:
     """Return the colour of a role, as figures draw it: the light one."""
-    return _known("role", role, ROLES).light
+    return ROLES[role].light
 
 
 def line(role: str) -> dict:
     """Return how the line of a role is drawn, as keywords of matplotlib's ``plot``."""
-    found = _known("role", role, ROLES)
+    found = ROLES[role]
     style = {"color": found.light, "ls": found.dashes}
     return style | ({"marker": found.marker} if found.marker else {})
 
 
 def label(role: str) -> str:
     """Return what a legend calls a role."""
-    return _known("role", role, ROLES).label
+    return ROLES[role].label
 
 
 def nth(i: int) -> str:
@@ -130,8 +128,6 @@ def nth(i: int) -> str:
 
 def shades(count: int) -> list[str]:
     """Return colours for curves in an order, as layers: from small to large, all of them visible."""
-    if count < 1:
-        raise ValueError(f"count: expected at least 1, got {count}")
     steps = [light for light, _ in scale("large")]
     palest = 0.55  # below, a line has too little contrast
     places = [palest + (1 - palest) * i / max(count - 1, 1) for i in range(count)]
@@ -141,7 +137,7 @@ def shades(count: int) -> list[str]:
 @cache
 def scale(name: str) -> tuple[tuple[str, str], ...]:
     """Return the steps of a colour map from small to large, on the light and on the dark page."""
-    light, dark = _known("name", name, MAPS)
+    light, dark = MAPS[name]
     return tuple(zip(_between(light), _between(dark), strict=True))
 
 
@@ -150,12 +146,6 @@ def dark_values() -> dict[str, str]:
     """Return the dark value of every light one, of roles and of colour maps."""
     found = {light: dark for name in MAPS for light, dark in reversed(scale(name))}
     return found | {role.light: role.dark for role in ROLES.values()}
-
-
-def _known(argument: str, name: str, table: dict):
-    if name not in table:
-        raise ValueError(f"{argument}: expected one of {', '.join(table)}, got {name!r}")
-    return table[name]
 
 
 def _between(anchors: tuple[str, ...], steps: int = 256) -> list[str]:

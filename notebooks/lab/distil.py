@@ -1,10 +1,8 @@
 """What the page "How fast" shows: ``python -m lab.distil RECORD TABLE``.
 
-``TABLE``, which is ``book/data/benchmarks.json``, gets from pytest-benchmark's record what the book
-shows, and how many pairs of products each rule for stopping needs, and how right it then is. Times
-of rivals are for ten sequences, also where fewer were run. Of several rounds the median counts; for
-single pairs of products the least, which owes least to whatever else the machine did. The counts of
-pairs are those of an iteration on exact products and depend on no clock.
+``TABLE`` gets from pytest-benchmark's record what the book shows, and how many pairs of products
+each rule for stopping needs. Times of rivals are for ten sequences, also where fewer were run. Of
+several rounds the median counts; for single pairs the least, which owes least to other work.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Bounds of attention in a ball by interval arithmetic, as baselines for the book's certificate.
-
-Both functions work on boxes, as neural network verifiers do, for layers with plain scores. The
-exact range of a weighted mean over a box of scores is that of Davoodi & Rezazadeh (2026).
-"""
+"""Bounds of attention in a ball by interval arithmetic, for layers with plain scores."""
 
 import torch
 from torch import Tensor
@@ -14,11 +10,7 @@ from lipcore.bounds.layer import join_heads, output_roots
 
 
 def interval_change(attention: Attention, X: Tensor, radius: float) -> Tensor:
-    """Return a bound of ‖f(Y) − f(X)‖_F by intervals, if no token moves further than ``radius``.
-
-    Queries, keys and values lie in boxes around those at X (n, d); scores, weights and means
-    follow by interval arithmetic.
-    """
+    """Return a bound of ‖f(Y) − f(X)‖_F by intervals, if no token moves further than ``radius``."""
     _check(attention)
     q, k, v = attention.project(X, value_bias=False)
     weights = (attention.scale * attention.query, attention.key, attention.value)
@@ -35,9 +27,9 @@ def interval_change(attention: Attention, X: Tensor, radius: float) -> Tensor:
 
 
 def vertex_change(attention: Attention, X: Tensor, radius: float) -> Tensor:
-    """Return a bound of ‖f(Y) − f(X)‖_F by the exact range of means over boxes of scores.
+    """Return the same by the exact range of means over boxes of scores, which the ball gives.
 
-    The boxes come from the ball itself, in which no token moves further than ``radius``.
+    This range is that of Davoodi & Rezazadeh (2026).
     """
     _check(attention)
     q, k, v = attention.project(X, value_bias=False)
@@ -55,16 +47,13 @@ def vertex_change(attention: Attention, X: Tensor, radius: float) -> Tensor:
 
 
 def largest_mean(low: Tensor, high: Tensor, values: Tensor) -> Tensor:
-    """Return the largest means (…, m, p) of values (…, n, p) over scores in a box (…, m, n).
-
-    Each is attained where the scores of the largest values are as high as possible, and the others
-    as low as possible, so that n thresholds are tried.
-    """
+    """Return the largest means (…, m, p) of values (…, n, p) over scores in a box (…, m, n)."""
     shift = high.amax(-1, keepdim=True)
     down = (low - shift).exp()
     up = (high - shift).exp()
     found = []
-    for column in values.unbind(-1):  # one coordinate at a time: n thresholds for each row
+    # scores of the largest values are as high as possible, others as low: n thresholds are tried
+    for column in values.unbind(-1):
         order = column.argsort(dim=-1, descending=True)
         v = column.gather(-1, order)[..., None, :]
         index = order[..., None, :].expand(down.shape)

@@ -52,9 +52,9 @@ def softmax_norm_upper(p: Tensor) -> Tensor:
 def emadi2026_softmax_norm(p: Tensor) -> Tensor:
     r"""Return the ∞→1 norm of the softmax's Jacobian at p (:prf:ref:`prop-rivals-emadi`).
 
-    The identity of Emadi 2026, :math:`4\max_S p(S)(1-p(S))`, is found to hold, and to be exact. Up
-    to 16 tokens every S is tried; beyond, the result is exact if one entry of p (…, n) is more than
-    a half, and the upper bound 1 otherwise.
+    The identity of Emadi 2026, :math:`4\max_S p(S)(1-p(S))`, is found to hold. Up to 16 tokens
+    every S is tried; beyond, the result is exact if an entry of p (…, n) is more than a half, and
+    the upper bound 1 otherwise.
     """
     check_real_tensor("p", p, min_ndim=1)
     n = p.shape[-1]

@@ -25,10 +25,7 @@ TOKENS = 44
 def measure_sink(lengths: Iterable[int] = range(1, TOKENS + 1)) -> dict:
     """Return what one head does with the first tokens of a text, in double precision.
 
-    ``words`` are the tokens, ``weights`` the attention of each on those up to itself: at a smaller
-    length they are a corner, for the model reads from left to right. For each of the lengths,
-    ``norms`` has the spectral norm of the weights, and ``constants`` the local constant of the
-    head.
+    At a smaller length the weights are a corner, for the model reads from left to right.
     """
     model = models.load("smollm2", dtype=torch.float64)
     ids = model.encode(load_text("bible")[:1000])[:TOKENS]

@@ -7,8 +7,6 @@ import math
 import torch
 from torch import Tensor
 
-from lipcore._checks import check_count
-
 
 def star_inputs(
     q: int,
@@ -32,11 +30,9 @@ def star_inputs(
     >>> Y.shape, torch.linalg.matrix_norm(P, 2) ** 2 >= 3 / 8
     (torch.Size([15, 9]), tensor(True))
     """
-    check_count("q", q)
     if dimension is None:
         directions = torch.eye(q**2, dtype=torch.float64)
     else:
-        check_count("dimension", dimension)
         generator = generator or torch.Generator().manual_seed(0)
         count = math.ceil(q**2 * math.exp(-2 * math.log(q) ** 2 / dimension))
         directions = torch.randn(count, dimension, generator=generator, dtype=torch.float64)

@@ -108,7 +108,6 @@ def lack_of_fit(n: Sequence[float], values: Sequence, *, nested: bool = False) -
 def holm(p: Sequence[float]) -> np.ndarray:
     """Return p-values that are adjusted for their number by Holm's step-down rule."""
     p = np.asarray(p, dtype=float)
-    require(p.ndim == 1 and ((p >= 0) & (p <= 1)).all(), "p", "probabilities", p.tolist())
     order = np.argsort(p)
     steps = (len(p) - np.arange(len(p))) * p[order]
     adjusted = np.minimum(np.maximum.accumulate(steps), 1)
@@ -125,7 +124,6 @@ class Correlations(NamedTuple):
 
 def correlations(x: Sequence[float], y: Sequence[float], groups: Sequence) -> Correlations:
     """Return the correlation of x and y, and its parts within and between named groups."""
-    require(len(x) == len(y) == len(groups), "groups", f"{len(x)} names", len(groups))
     values = pd.DataFrame({"x": np.asarray(x, dtype=float), "y": np.asarray(y, dtype=float)})
     means = values.groupby(np.asarray(groups)).transform("mean")
     parts = (values, values - means, means)
@@ -135,9 +133,8 @@ def correlations(x: Sequence[float], y: Sequence[float], groups: Sequence) -> Co
 def _logarithms(n: Sequence[float], values: Sequence) -> tuple[np.ndarray, list[np.ndarray]]:
     """Check the input and return (log n, one array of log values a length)."""
     lengths = np.asarray(n, dtype=float)
-    require(lengths.ndim == 1 and len(lengths) > 1, "n", "two or more lengths", lengths.shape)
-    positive = np.isfinite(lengths).all() and (lengths > 0).all()
-    require(positive and np.ptp(lengths) > 0, "n", "different positive lengths", lengths)
+    is_fit = np.isfinite(lengths).all() and (lengths > 0).all() and np.ptp(lengths) > 0
+    require(is_fit, "n", "different positive lengths", lengths)
     require(len(values) == len(lengths), "values", f"{len(lengths)} entries", len(values))
     samples = [np.asarray(sample, dtype=float).reshape(-1) for sample in values]
     for length, sample in zip(lengths, samples, strict=True):

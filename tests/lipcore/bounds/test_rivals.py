@@ -85,23 +85,16 @@ def test_kim_by_hand():
     for n in (2, 50):
         c = brentq(lambda x: x * math.exp(x + 1) - n + 1, 0, 50, xtol=1e-14)  # noqa: B023
         expected = math.sqrt(n / 4) * (4 * c + 1) * 1.5
-        found = (
-            rivals.kim2021_l2_upper(n=n, **size),
-            rivals.kim2021_l2_upper_restated(n=n, **size),
-        )
+        both = (rivals.kim2021_l2_upper, rivals.kim2021_l2_upper_restated)
+        found = [upper(n=n, **size) for upper in both]
         heads = np.sqrt([16 * 9 + 0.25, 4 * 9 + 0.25])
         np.testing.assert_allclose(found, expected * heads, rtol=1e-9)
     assert math.isfinite(rivals.kim2021_l2_upper(n=10**12, **size, log=True))
 
 
-@pytest.mark.parametrize(
-    "bound", [rivals.yudin2025_local_upper, rivals.castin2024_released_compute_bound]
-)
-def test_statements_are_not_stretched(bound):
-    query, key, value = _draw(0, 3, 1, 2, 3)
-    ones = torch.ones(3, 3, dtype=torch.float64)
-    sizes = {"query_bias": ones[:1, :2], "rotary": ones[0, :1], "bias": ones, "sinks": ones[0, :1]}
-    for name, more in sizes.items():
-        f = Attention(query=query, key=key, value=value, **{name: more})
+@pytest.mark.parametrize("name", ["rotary", "sinks", "softcap"])
+def test_statements_are_not_stretched(make_case, name):
+    case = make_case(name)
+    for bound in (rivals.yudin2025_local_upper, rivals.castin2024_released_compute_bound):
         with pytest.raises(ValueError, match=name):
-            bound(f, _draw(4, 2, 3))
+            bound(case.attention, case.X)

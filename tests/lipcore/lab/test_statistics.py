@@ -50,31 +50,19 @@ def test_every_length_counts_once_however_many_values_it_has():
     assert (fit.high + fit.low) / 2 == pytest.approx(slope, abs=0.08 * width)
 
 
-@pytest.mark.parametrize("function", [fit_exponent, local_slopes, lack_of_fit])
-def test_bad_input_is_named(function):
-    for n in ([4], [4, 4], [0, 4], [[1, 2]]):
+def test_bad_input_is_named():
+    for n in ([4], [4, 4], [0, 4]):
         with pytest.raises(ValueError, match=r"^n: "):
-            function(n, [[1.0, 2.0]] * len(n))
+            fit_exponent(n, [[1.0, 2.0]] * len(n))
     for last in ([], [0.0], [math.inf], [math.nan]):
         with pytest.raises(ValueError, match=r"^values: .* n=4"):
-            function([2, 4], [[1.0], last])
-    with pytest.raises(ValueError, match=r"^values: "):
-        function([2, 4], [[1.0, 2.0]])
-
-
-def test_what_only_some_functions_refuse():
-    pairs = [[1, 1]] * 2
-    for call, name in (
-        (lambda: fit_exponent([2, 4], pairs, confidence=1.0), "confidence"),
-        (lambda: local_slopes([4, 8], [[1], [1]]), "values"),
-        (lambda: local_slopes([4, 8], [[1, 1], [1, 1, 1]]), "values"),
-        (lambda: local_slopes([8, 4], pairs), "n"),
-        (lambda: lack_of_fit([4, 8], pairs), "n"),
-        (lambda: holm([0.5, 1.2]), "p"),
-        (lambda: correlations([1, 2, 3], [1, 2, 3], ["a", "b"]), "groups"),
-    ):
-        with pytest.raises(ValueError, match=f"^{name}: "):
-            call()
+            fit_exponent([2, 4], [[1.0], last])
+    for values in ([[1.0, 2.0]], [[1], [1]], [[1, 1], [1, 1, 1]]):
+        with pytest.raises(ValueError, match=r"^values: "):
+            local_slopes([2, 4], values)
+    for test, n in ((local_slopes, [8, 4]), (lack_of_fit, [4, 8])):
+        with pytest.raises(ValueError, match=r"^n: "):
+            test(n, [[1, 1], [1, 1]])
 
 
 def test_local_slopes_agree_with_scipy():

@@ -71,33 +71,24 @@ def attention_of(model, layer):
     return module, module.o_proj, module.q_proj
 
 
-def watch(model, layer, ids):
-    """Run the whole model: what entered the layer's attention, the joined heads, what left it."""
+def check_layer(model, layer, ids, tolerance=1e-10):
+    """What enters the attention inside the running model, its joined heads, and what leaves it."""
     _, leave, entry = attention_of(model, layer)
-    seen = {}
-
-    def at_entry(module, args, output):
-        seen["entering"] = args[0]
-
-    def at_exit(module, args, output):
-        seen.update(joined=args[0], leaving=output)
-
-    handles = [entry.register_forward_hook(at_entry), leave.register_forward_hook(at_exit)]
+    seen = []
+    handles = [
+        module.register_forward_hook(lambda module, args, output: seen.append((args[0], output)))
+        for module in (entry, leave)
+    ]
     with torch.no_grad():
         model.model(input_ids=ids)
     for handle in handles:
         handle.remove()
-    return seen["entering"], seen["joined"], seen["leaving"]
-
-
-def check_layer(model, layer, ids, tolerance=1e-10):
-    entering, joined, leaving = watch(model, layer, ids)
+    (entering, _), (joined, leaving) = seen
     X = model.hidden_states(layer, ids)
-    close = {"rtol": tolerance, "atol": tolerance}
-    torch.testing.assert_close(X, entering, **close)
     heads = model.attention(layer, output_projection=False)(X)
-    torch.testing.assert_close(heads, joined, **close)
-    torch.testing.assert_close(model.attention(layer)(X), leaving, **close)
+    pairs = ((X, entering), (heads, joined), (model.attention(layer)(X), leaving))
+    for found, expected in pairs:
+        torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
 
 def library_attention(model, layer, n):
@@ -157,14 +148,7 @@ class TestAgainstTheLibrary:
         with pytest.raises(AssertionError):
             check_jacobian(model, 1, dataclasses.replace(model.attention(1), **change))
 
-    def test_heads_in_another_order_do_not_pass(self):
-        model = tiny("bert")
-        layer = model.attention(1)
-        wrong = dataclasses.replace(layer, key=layer.key.flip(0), value=layer.value.flip(0))
-        with pytest.raises(AssertionError):
-            check_jacobian(model, 1, wrong)
-
-    @pytest.mark.parametrize("kind", ("bert", "gpt2", "llama"))
+    @pytest.mark.parametrize("kind", ("bert", "llama"))
     def test_heads_add_up_to_the_layer(self, kind):
         model = tiny(kind)
         X = model.hidden_states(1, random_ids(model, 2, 7))
@@ -218,7 +202,7 @@ def test_tokens(name, ends):
     assert len(ids) >= 2000 and ids.dtype == torch.int64 and model.encode("").shape == (0,)
 
 
-@pytest.mark.parametrize("family", ("bert", "llama", "vit", "t5", "mistral", "qwen3"))
+@pytest.mark.parametrize("family", ("bert", "llama", "t5"))
 def test_a_folder_with_any_architecture(family, tmp_path):
     tiny_model(family).float().save_pretrained(tmp_path)
     loaded = load(tmp_path, dtype=torch.float64)
@@ -255,8 +239,6 @@ class TestBadInput:
         (tmp_path / "config.json").write_text((fetch("minilm") / "config.json").read_text())
         with pytest.raises(ValueError, match=r"encoder\.layer\.1"):
             load(tmp_path)
-        with pytest.raises(ValueError, match="name"):
-            tiny("bert").__class__(tiny("bert").model, name="", folder=tmp_path).encode("a")
 
     def test_options(self):
         with pytest.raises(ValueError, match="decoder"):
@@ -267,21 +249,11 @@ class TestBadInput:
             tiny("bert").norm(2)
         with pytest.raises(IndexError, match="head"):
             tiny("bert").attention(1, head=2)
-        with pytest.raises(TypeError, match="layer"):
-            tiny("bert").attention("1")
 
-    @pytest.mark.parametrize("ids", (
-        [1, 2],
-        torch.tensor([1.0]),
-        torch.tensor([1, 50]),
-        torch.tensor([-1, 3]),
-        torch.tensor([], dtype=torch.long),
-        torch.ones(1, 1, 1, dtype=torch.long),
-    ))  # fmt: skip
-    def test_token_ids(self, ids):
-        with pytest.raises((ValueError, TypeError), match="token_ids"):
-            tiny("bert").hidden_states(1, ids)
-
-    def test_too_many_tokens(self):
+    def test_token_ids(self):
+        hidden_states = tiny("bert").hidden_states
+        for ids in ([1, 2], *map(torch.tensor, ([1.0], [1, 50], [-1, 3], [], [[[1]]]))):
+            with pytest.raises((ValueError, TypeError), match="token_ids"):
+                hidden_states(1, ids)
         with pytest.raises(ValueError, match="n: "):
-            tiny("bert").hidden_states(1, torch.ones(17, dtype=torch.long))
+            hidden_states(1, torch.ones(17, dtype=torch.long))
