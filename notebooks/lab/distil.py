@@ -58,7 +58,12 @@ def distil(record: dict) -> dict:
     ]
     return {
         "made": _made(record),
-        "rivals": [_rival(name, x) for name in METHODS for x in runs[name]],
+        "rivals": [
+            {"method": METHODS[name], "n": x["n"], "error": x["error"], "measured": x["sequences"]}
+            | {"seconds": x["median"] * SEQUENCES / x["sequences"]}
+            for name in METHODS
+            for x in runs[name]
+        ],
         "precision": [
             {"n": single["n"], "float32": single["error"], "float64": double["error"]}
             | {"iterations32": single["iterations"], "iterations64": double["iterations"]}
@@ -72,12 +77,6 @@ def distil(record: dict) -> dict:
         "growth": {"base": BASE, "runs": growth},
         "long": [{k: x[k] for k in x.keys() - {"median", "least"}} for x in runs["test_long"]],
     }
-
-
-def _rival(name: str, x: dict) -> dict:
-    seconds = x["median"] * SEQUENCES / x["sequences"]
-    about = {"method": METHODS[name], "n": x["n"], "seconds": seconds}
-    return about | {"error": x["error"], "measured": x["sequences"]}
 
 
 def _made(record: dict) -> dict:

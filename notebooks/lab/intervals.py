@@ -9,20 +9,27 @@ from lipcore.attention import Attention
 from lipcore.bounds.layer import join_heads, output_roots
 
 
+def _at(attention: Attention, X: Tensor) -> tuple[Tensor, ...]:
+    """Return queries, keys, values, scores and means of values at X (n, d)."""
+    parts = (attention.rotary, attention.gate, attention.sinks)
+    is_plain = not attention.not_bilinear and all(part is None for part in parts)
+    require(is_plain, "attention", "plain scores", "rotary, sinks, a gate, a softcap or norms")
+    q, k, v = attention.project(X, value_bias=False)
+    scores = mask_scores_(attention, q @ k.mT, slice(0, len(X)))
+    return q, k, v, scores, torch.softmax(scores, -1) @ v
+
+
 def interval_change(attention: Attention, X: Tensor, radius: float) -> Tensor:
     """Return a bound of ‖f(Y) − f(X)‖_F by intervals, if no token moves further than ``radius``."""
-    _check(attention)
-    q, k, v = attention.project(X, value_bias=False)
+    q, k, v, middle, mean = _at(attention, X)
     weights = (attention.scale * attention.query, attention.key, attention.value)
     dq, dk, dv = (radius * weight.norm(dim=-1)[:, None] for weight in weights)  # (heads, 1, ·)
-    middle = mask_scores_(attention, q @ k.mT, slice(0, len(X)))
     half = q.abs() @ dk.mT + dq @ k.abs().mT + dq @ dk.mT
     least, most = _weights(middle - half, middle + half)
     low = v - dv
     high = v + dv
     above = most @ high.clamp(min=0) + least @ high.clamp(max=0)
     below = least @ low.clamp(min=0) + most @ low.clamp(max=0)
-    mean = torch.softmax(middle, -1) @ v
     return _joined(attention, torch.maximum(above - mean, mean - below))
 
 
@@ -31,15 +38,12 @@ def vertex_change(attention: Attention, X: Tensor, radius: float) -> Tensor:
 
     This range is that of Davoodi & Rezazadeh (2026).
     """
-    _check(attention)
-    q, k, v = attention.project(X, value_bias=False)
+    q, k, v, middle, mean = _at(attention, X)
     query = attention.scale * attention.query
     A = torch.linalg.matrix_norm(attention.key.mT @ query, 2)[:, None, None]
     from_query = (k @ query).norm(dim=-1)[:, None, :]
     from_key = (q @ attention.key).norm(dim=-1)[:, :, None]
     half = radius * (from_query + from_key) + radius**2 * A
-    middle = mask_scores_(attention, q @ k.mT, slice(0, len(X)))
-    mean = torch.softmax(middle, -1) @ v
     above = largest_mean(middle - half, middle + half, v) - mean
     below = mean + largest_mean(middle - half, middle + half, -v)
     mixing = radius * attention.value.norm(dim=-1)[:, None]
@@ -84,9 +88,3 @@ def _joined(attention: Attention, deviation: Tensor) -> Tensor:
         return join_heads(attention, alone, alone)
     through = deviation @ left.to(deviation).abs().mT
     return join_heads(attention, alone, through.flatten(1).norm(dim=1))
-
-
-def _check(attention: Attention) -> None:
-    parts = (attention.rotary, attention.gate, attention.sinks)
-    is_plain = not attention.not_bilinear and all(part is None for part in parts)
-    require(is_plain, "attention", "plain scores", "rotary, sinks, a gate, a softcap or norms")

@@ -17,13 +17,11 @@ def star_inputs(
 ) -> Tensor:
     r"""Return points around a common centre, for weights :math:`P_{ij}\propto e^{-\|y_i-y_j\|^2}`.
 
-    The centre is the origin, and 2q points are there; they come first. The others are at the
-    distance :math:`\sqrt{\log q}` from it. They are q² at right angles to each other or, in a given
-    dimension k, :math:`\lceil q^2e^{-2\log^2q/k}\rceil` in random directions. Then
-    :math:`\|P\|_2^2\ge q/8`, or, with random directions, at least
-    :math:`\tfrac q8\,e^{-2\log^2q/k}` in the mean (:prf:ref:`prop-zoo-star`). The shifted star has
-    4q points in the centre, and all others are moved by :math:`\sqrt{\log 2}` in a direction of
-    their own. Then :math:`\|D\|_2^2\ge\tfrac{\log 2}{64}\,q\log q` (:prf:ref:`prop-zoo-shifted`).
+    The first 2q points are at the origin. The others are at the distance :math:`\sqrt{\log q}` from
+    it: q² at right angles to each other or, in a given dimension k,
+    :math:`\lceil q^2e^{-2\log^2q/k}\rceil` in random directions (:prf:ref:`prop-zoo-star`). The
+    shifted star has 4q points in the centre, and all others are moved by :math:`\sqrt{\log 2}` in a
+    direction of their own (:prf:ref:`prop-zoo-shifted`).
 
     >>> Y = star_inputs(3)
     >>> P = torch.softmax(-torch.cdist(Y, Y) ** 2, dim=-1)

@@ -87,11 +87,6 @@ def grid(
 
     All layers are measured if none are given. Without ``heads``, which may be ``"all"``, cells are
     about whole layers.
-
-    Examples
-    --------
-    >>> len(grid(models=["minilm"], lengths=[8, 16]))
-    12
     """
     cells = []
     for model in models:
@@ -109,10 +104,7 @@ def grid(
 
 
 def read_plan(path: str | os.PathLike) -> list[Cell]:
-    """Read the cells of a plan, a TOML file with one ``[[grid]]`` for each call of :func:`grid`.
-
-    Keys before the first grid hold for all of them. No cell comes twice.
-    """
+    """Read a plan, a TOML file with a ``[[grid]]`` for each call of :func:`grid`; no cell twice."""
     plan = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     grids = plan.pop("grid")
     return list(dict.fromkeys(cell for entries in grids for cell in grid(**plan | entries)))

@@ -7,16 +7,13 @@ import re
 from importlib import metadata, util
 from pathlib import Path
 from pydoc_data.topics import topics
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from lab.models.loaded import LoadedModel
 from lab.models.sources import DATA, fetch
 from lipcore._checks import check_count, require
-
-if TYPE_CHECKING:
-    from lab.models import LanguageModel
 
 # Where the text "licences" comes from: package and file, one long licence or more in each.
 _LICENCES = (
@@ -40,11 +37,6 @@ def load_text(name: str | os.PathLike) -> str:
     The names are ``"pydoc"``, Python's manual; ``"licences"``, those of six packages; ``"code"``,
     three modules of Python's library; ``"bible"``, the opening of the King James Version; and the
     texts of the paper, ``"alice"`` (needs NLTK) and ``"ag_news"`` (``datasets``).
-
-    Examples
-    --------
-    >>> load_text("pydoc").splitlines()[0]
-    'Assert statements are a convenient way to insert debugging assertions into a program:'
     """
     if str(name) in _READERS:
         return _READERS[str(name)]()
@@ -55,7 +47,7 @@ def load_text(name: str | os.PathLike) -> str:
 
 
 def sequences(
-    model: LanguageModel,
+    model: LoadedModel,
     text: str | Tensor,
     n: int,
     count: int = 1,
@@ -69,14 +61,6 @@ def sequences(
     ``special_tokens``, every sequence gets the model's opening and closing tokens ([CLS] … [SEP]
     for BERT), which count among the n. Without, they are plain pieces, as in Castin, Ablin & Peyré
     (2024).
-
-    Examples
-    --------
-    >>> import types, torch
-    >>> model = types.SimpleNamespace(check_length=int)
-    >>> sequences(model, torch.arange(10), n=3, count=2, start=1)
-    tensor([[1, 2, 3],
-            [4, 5, 6]])
     """
     n = model.check_length(check_count("n", n))
     count = check_count("count", count)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import itertools
 import re
-from pydoc_data.topics import topics
 from types import SimpleNamespace
 
 import pytest
@@ -29,32 +27,14 @@ def words_model(max_positions=100):
 
 
 class TestLoadText:
-    def test_pydoc_is_running_english(self):
-        text = load_text("pydoc")
-        assert len(text.split()) > 20_000 and text == load_text("pydoc")
-        assert not re.search(r"\*\*\*\*|====|::=|>>>", text)
+    """What the named texts are word for word is in the stored tables, as their SHA-256."""
+
+    @pytest.mark.parametrize("name", ("pydoc", "licences"))
+    def test_running_english(self, name):
+        text = load_text(name)
+        assert len(text.split()) > 5_000
         assert len(text.splitlines()) == len(set(text.splitlines()))
-
-    def test_pydoc_is_the_manual_from_front_to_back(self):
-        """Read here in another way: topic by topic in alphabetic order, line after line."""
-
-        def plain(paragraph):  # however words are joined that were broken at a hyphen
-            return re.sub(r"(\w-) (?=\w)", r"\1", paragraph)
-
-        manual = []
-        for _, topic in sorted(topics.items()):
-            for blank, lines in itertools.groupby(topic.split("\n"), key=lambda x: not x.strip()):
-                if not blank:
-                    manual.append(plain(" ".join(" ".join(lines).split())))
-        rest = iter(manual)  # "in" goes on where it stopped: the order counts
-        assert all(plain(paragraph) in rest for paragraph in load_text("pydoc").split("\n"))
-
-    def test_licences_are_another_english(self):
-        text, manual = load_text("licences"), load_text("pydoc")
-        assert 5_000 < len(text.split()) < 8_000 and text == load_text("licences")
-        assert len(text.splitlines()) == len(set(text.splitlines()))
-        assert text.lower().count("license") > 100 > 20 > manual.lower().count("license")
-        assert not re.search(r"^\s*(#|//|\*)", text, re.MULTILINE)
+        assert not re.search(r"\*\*\*\*|====|::=|>>>|^\s*(#|//|\*)", text, re.MULTILINE)
 
     def test_code_is_python(self):
         text = load_text("code")
@@ -64,8 +44,7 @@ class TestLoadText:
     def test_bible(self):
         text = load_text("bible")
         assert text.startswith("In the beginning God created the heaven and the earth. And the ")
-        assert 290_000 < len(text) <= 300_000 and text.endswith(".")
-        assert "[" not in text and "darkness was upon" in text
+        assert 290_000 < len(text) <= 300_000 and text.endswith(".") and "[" not in text
 
     def test_file(self, tmp_path):
         file = tmp_path / "text.txt"
