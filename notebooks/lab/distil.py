@@ -59,8 +59,13 @@ def distil(record: dict) -> dict:
     return {
         "made": _made(record),
         "rivals": [
-            {"method": METHODS[name], "n": x["n"], "error": x["error"], "measured": x["sequences"]}
-            | {"seconds": x["median"] * SEQUENCES / x["sequences"]}
+            {
+                "method": METHODS[name],
+                "n": x["n"],
+                "seconds": x["median"] * SEQUENCES / x["sequences"],
+                "error": x["error"],
+                "measured": x["sequences"],
+            }
             for name in METHODS
             for x in runs[name]
         ],

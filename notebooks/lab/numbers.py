@@ -76,8 +76,6 @@ def _exact(x: float, rounding: str) -> Decimal:
     value = float(x)
     if not math.isfinite(value):
         raise ValueError(f"x: expected a finite number, got {value}")
-    if rounding not in _MODES:
-        raise ValueError(f"rounding: expected one of {', '.join(_MODES)}, got {rounding!r}")
     return Decimal(value if rounding == "nearest" else repr(value))
 
 

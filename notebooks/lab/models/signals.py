@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from lab.models.loaded import LoadedModel, library
 from lab.models.sources import DATA, fetch
-from lipcore._checks import check_count, require
 
 #: The side of a patch of the vision transformer, in pixels.
 PATCH = 14
@@ -40,9 +39,7 @@ def patches(image: Tensor, side: int) -> Tensor:
     >>> patches(torch.rand(3, 40, 60), 2).shape
     torch.Size([3, 28, 28])
     """
-    is_image = image.ndim == 3 and len(image) == 3
-    require(is_image, "image", "shape (3, height, width)", tuple(image.shape))
-    pixels = PATCH * check_count("side", side)
+    pixels = PATCH * side
     _, height, width = image.shape
     edge = min(height, width)
     top = (height - edge) // 2
@@ -71,8 +68,6 @@ def spectrogram(sound: Tensor) -> Tensor:
 def shortened(model: LoadedModel, n: int) -> LoadedModel:
     """Return Whisper's encoder with its first n positions only: it takes 2 n columns, not 3,000."""
     positions = model.model.embed_positions.weight
-    fits = check_count("n", n) <= len(positions)
-    require(fits, "n", f"at most {len(positions)} positions", n)
     memo = {id(x): x for x in model.model.parameters()}  # the weights are shared, not copied
     encoder = copy.deepcopy(model.model, memo)
     encoder.embed_positions = nn.Embedding.from_pretrained(positions[:n])

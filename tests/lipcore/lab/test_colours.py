@@ -1,7 +1,6 @@
 """The dictionary of colours: told apart by everybody, visible on both grounds, one dark value each."""
 
 import itertools
-import re
 
 import numpy as np
 import pytest
@@ -95,7 +94,6 @@ def test_each_light_value_has_one_dark_value():
         assert len(steps) == 256
         off = [np.abs(srgb(dark[light]) - srgb(value)).max() for light, value in steps]
         assert max(off) < 0.02
-    assert all(re.fullmatch("#[0-9a-f]{6}", value) for pair in dark.items() for value in pair)
 
 
 @pytest.mark.parametrize("index", [0, 1])

