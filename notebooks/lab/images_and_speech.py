@@ -16,14 +16,7 @@ from torch import Tensor, nn
 from lab import models
 from lab._threads import one_thread
 from lab.models.loaded import LoadedModel
-from lab.models.signals import (
-    PATCH,
-    patches,
-    photographs,
-    shortened,
-    spectrogram,
-    speech,
-)
+from lab.models.signals import PATCH, patches, photographs, shortened, spectrogram, speech
 from lab.stored import stored_file
 from lab.sweep import collect, export, finish
 from lab.why_it_grows import SHARES, column_means, term_shares

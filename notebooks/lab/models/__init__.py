@@ -11,12 +11,4 @@ from lab.models.language_model import LanguageModel, load
 from lab.models.loaded import LoadedModel
 from lab.models.sources import available, cache_dir, fetch, provenance
 
-__all__ = [
-    "LanguageModel",
-    "LoadedModel",
-    "available",
-    "cache_dir",
-    "fetch",
-    "load",
-    "provenance",
-]
+__all__ = ["LanguageModel", "LoadedModel", "available", "cache_dir", "fetch", "load", "provenance"]
