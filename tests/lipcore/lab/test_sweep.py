@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import signal
-import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import pandas as pd
 import pytest
@@ -150,79 +147,46 @@ class Fake:
 FAKES = [Fake(key) for key in "abcd"]
 
 
-class Stub:
-    """A measurement that remembers what it was asked for."""
-
-    def __init__(self):
-        self.done = []
-        self.before = lambda cell: None  # may raise, or wait
-
-    def __call__(self, cell):
-        self.before(cell)
-        self.done.append(cell)
-        return [{"key": cell.key}]
-
-
 @pytest.fixture
-def stub():
-    return Stub()
+def run(tmp_path):
+    """Finish the cells, of which some may be too difficult, and say what was measured."""
+
+    def run(difficult=""):
+        measured = []
+
+        def measure(cell):
+            if cell.key in difficult:
+                raise ValueError("too difficult")
+            measured.append(cell.key)
+            return [{"key": cell.key}]
+
+        finish(FAKES, tmp_path, measure, progress=False)
+        return measured
+
+    return run
 
 
-def run(folder, stub):
-    finish(FAKES, folder, stub, progress=False)
-    return collect(FAKES, folder)["key"].tolist()
-
-
-def saved(folder):
-    return sorted(path.stem for path in (folder / "cells").glob("*.json"))
-
-
-def test_a_run_killed_outright_resumes_without_repeating(stub, tmp_path):
-    """The only real kill: of a process that works at its third cell."""
-
-    def wait(cell):
-        if len(stub.done) == 2:
-            time.sleep(60)
-
-    stub.before = wait
-    process = multiprocessing.get_context("fork").Process(target=run, args=(tmp_path, stub))
-    process.start()
-    end = time.monotonic() + 30
-    while len(saved(tmp_path)) < 2:
-        assert time.monotonic() < end, "nothing was saved"
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
-    stub.before = lambda cell: None
-    assert run(tmp_path, stub) == [*"abcd"] and stub.done == FAKES[2:]
-
-
-@pytest.mark.parametrize("kept", [0, 20])
-def test_a_damaged_file_is_measured_again(kept, stub, tmp_path):
-    run(tmp_path, stub)
-    path = tmp_path / "cells" / "b.json"
-    path.write_bytes(path.read_bytes()[:kept])
-    stub.done.clear()
-    assert run(tmp_path, stub) == [*"abcd"] and stub.done == [Fake("b")]
-
-
-def test_a_failing_cell_costs_only_itself(stub, tmp_path):
-    def fail(cell):
-        if cell.key == "c":
-            raise ValueError("too difficult")
-
-    stub.before = fail
+def test_a_failing_cell_costs_only_itself(run, tmp_path):
     with pytest.raises(RuntimeError, match=r"key='c'.*too difficult"):
-        run(tmp_path, stub)
-    assert saved(tmp_path) == [*"abd"]
+        run(difficult="c")
+    assert run() == ["c"]
+    assert collect(FAKES, tmp_path)["key"].tolist() == [*"abcd"]
+
+
+@pytest.mark.parametrize("left", [0, 20])
+def test_a_damaged_file_is_measured_again(run, tmp_path, left):
+    run()
+    path = tmp_path / "cells" / "b.json"
+    path.write_bytes(path.read_bytes()[:left])
+    assert run() == ["b"]
 
 
 def test_two_processes(tmp_path, monkeypatch):
     """A real pool; forked, for new processes would import torch once more."""
     fork = multiprocessing.get_context("fork")
     monkeypatch.setattr(multiprocessing, "get_context", lambda kind: fork)
-    finish(FAKES, tmp_path, asdict, workers=2, progress=False)
-    assert saved(tmp_path) == [*"abcd"]
+    finish(FAKES, tmp_path, vars, workers=2, progress=False)
+    assert len(list(tmp_path.glob("cells/*.json"))) == len(FAKES)
 
 
 # --- the command, and the small copy ----------------------------------------------------------
