@@ -23,8 +23,7 @@ def yudin2025_local_upper(attention: Attention, X: Tensor) -> Tensor:
     .. math:: \|D_X f\|_2 \le \|V\|_2 \Big( \|P\|_2 + 2\|X\|_2^2\|A\|_2 \max_i g(P_i) \Big), \qquad
         g(p) = p_{(1)}\big(1 - p_{(1)} + p_{(2)}\big)
 
-    The bound of Yudin et al. 2025 assumes scores that are bilinear in the tokens. It is found to
-    hold. Heads are joined as in :prf:ref:`prop-norm-heads`.
+    Yudin et al. 2025 assume scores that are bilinear in the tokens. The bound is found to hold.
     """
     _check_bilinear(attention)
     P = attention.weights(X)  # (…, heads, n, n)
@@ -37,10 +36,7 @@ def yudin2025_local_upper(attention: Attention, X: Tensor) -> Tensor:
 
 
 def softmax_norm_upper(p: Tensor) -> Tensor:
-    r"""Return a bound of the norm of the softmax's Jacobian (:prf:ref:`lem-rivals-softmax`).
-
-    It is from Yudin et al. 2025: p₁ (1 − p₁ + p₂), with the two largest of p (…, n).
-    """
+    """Return p₁ (1 − p₁ + p₂), a bound of the softmax's Jacobian (:prf:ref:`lem-rivals-softmax`)."""
     check_real_tensor("p", p, min_ndim=1)
     if p.shape[-1] == 1:
         return torch.zeros_like(p[..., 0])
@@ -74,8 +70,7 @@ def emadi2026_token_upper(
     r"""Return a bound in the largest-token norm, for every n (:prf:ref:`prop-rivals-emadi`).
 
     It is :math:`\|V\|_2(1 + 2a\theta)` with :math:`\max_i \theta(P_i) \le \theta \le 1`, for the
-    norm :math:`\max_i |x_i|`: in the Frobenius norm no bound is possible without n or a growing
-    exponential. Emadi 2026 states the factor for a layer; the one for a head is derived here.
+    norm :math:`\max_i |x_i|`. Emadi 2026 states it for a layer; that for a head is derived here.
     """
     log_a, log_v = logs.sizes(radius, norm_a, norm_v)
     theta = check_number("theta", theta, minimum=0, maximum=1)
@@ -112,8 +107,7 @@ def kim2021_l2_upper_restated(**sizes) -> float:
     r"""Return the formula of public code, which is **not a bound** (:prf:ref:`thm-rivals-kim`).
 
     It has degree one in Q, and the map has degree two: two equal tokens with d = k = 1, Q = 5 and
-    V = 1 have a Jacobian of norm 25, and the formula gives 14.9. :func:`kim2021_l2_upper` has the
-    power that the proof gives, and the same arguments.
+    V = 1 have a Jacobian of norm 25, and the formula gives 14.9.
     """
     return kim2021_l2_upper(**sizes, power=2)
 
@@ -124,10 +118,8 @@ def castin2024_released_compute_bound(attention: Attention, X: Tensor) -> Tensor
     .. math:: \sum_h \|V_h\|_2 \big( R_h^2 r^2 (n+1) + n \big)^{1/2}, \qquad
         R_h = \max_i \|A_hx_i\|, \quad r = \max_{i,j}\|x_i-x_j\|
 
-    The released scripts compute it but never plot it. It leaves out :math:`A^\top x`, which matters
-    through the own query (:prf:ref:`thm-jacobian`): for :math:`A = 50\,e_1e_2^\top` and
-    :math:`X = \pm e_1`, :math:`R_h = 0` and the Jacobian has norm 50.02, but the formula gives
-    1.41.
+    It leaves out :math:`A^\top x`, which matters through the own query: for
+    :math:`A = 50\,e_1e_2^\top` and :math:`X = \pm e_1` the Jacobian has norm 50.02, the formula 1.41.
     """
     _check_bilinear(attention)
     n = attention.check_input(X).shape[-2]

@@ -44,9 +44,8 @@ from lipcore.models.measure import versions
 class Cell:
     """One measurement of ``count`` consecutive sequences of a text, at a layer or head of a model.
 
-    The text and the model may be files of one's own. The first sequence begins at token ``start``,
-    ``tol`` is the relative tolerance of σ, ``bounds`` are among :data:`lab.measure_layer.BOUNDS`,
-    and a ``control`` (:mod:`lab.controls`) takes something from the text or the model.
+    The text and the model may be files of one's own, ``bounds`` are among those of
+    :mod:`lab.measure_layer`, and a ``control`` takes something from the text or the model.
     """
 
     model: str

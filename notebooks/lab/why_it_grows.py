@@ -26,7 +26,7 @@ def layer_constants(
     *,
     layers: Sequence[int],
     count: int = 10,
-    start: int | torch.Generator = 0,
+    start: int = 0,
     tol: float = 1e-2,
 ) -> np.ndarray:
     """Return local constants (layers, lengths, count) on consecutive pieces of a text.

@@ -35,11 +35,9 @@ def l2_attention_map(
 def sigmoid_attention_map(X: Tensor, A: Tensor, V: Tensor, *, bias: float | None = None) -> Tensor:
     r"""Return the outputs of sigmoid attention: keys do not compete (:prf:ref:`thm-zoo-sigmoid`).
 
-    It is studied by Ramapuram et al. (2024).
-
     .. math:: f(X)_i = V \sum_j \frac{x_j}{1 + e^{-(Ax_i)\cdot x_j - b}}
 
-    The ``bias`` b is −log n if left out; a token with scores of zero then gives about one in all.
+    The ``bias`` b is −log n if left out, as in Ramapuram et al. (2024).
     """
     _check_matrices(X, A, V)
     b = -math.log(X.shape[-2]) if bias is None else bias

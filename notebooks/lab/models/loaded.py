@@ -29,9 +29,6 @@ class LoadedModel:
         text = model.config.get_text_config()
         self.max_positions = getattr(text, "max_position_embeddings", None)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name!r}: {self.architecture}, {self.model.dtype})"
-
     @functools.cached_property
     def tokenizer(self):
         """The tokenizer (of the ``tokenizers`` library); models drawn at random use MiniLM's."""
