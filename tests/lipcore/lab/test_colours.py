@@ -103,9 +103,3 @@ def test_large_stands_out_from_the_page(index):
     assert seen[0] == 1 and (np.diff(seen) > -0.02).all() and np.diff(seen[::16]).min() > 0
     seen = [contrast(step[index], colours.GROUND[index]) for step in colours.scale("signed")]
     assert min(seen) < 1.05 and 110 < np.argmin(seen) < 146
-
-
-def test_what_is_asked_for():
-    assert colours.colour("unified") == colours.colour("best") != colours.colour("general")
-    assert set(colours.line("general")) | {"marker"} == set(colours.line("minilm"))
-    assert colours.nth(0) == colours.colour("first") == colours.nth(7)
