@@ -125,10 +125,10 @@ def load(
 
     Models of BERT, GPT-2 and Llama type are returned as a :class:`LanguageModel`, whose layers are
     read out exactly. Any other architecture of transformers is a :class:`LoadedModel`, whose layers
-    :func:`~lipcore.models.measure.measure` takes as they run. With ``decoder``, BERT becomes a causal decoder, as
-    in the paper's masked runs. A Llama-type model computes its softmax and RMSNorm in float32 also
-    in float64, so that its hidden states are exact to about 1e-7 only; the layers that are read out
-    of it are float64 throughout.
+    are measured as they run. With ``decoder``, BERT becomes a causal decoder, as in the paper's
+    masked runs. A Llama-type model computes its softmax and RMSNorm in float32 also in float64, so
+    that its hidden states are exact to about 1e-7 only; the layers that are read out of it are
+    float64 throughout.
     """
     is_float = dtype in (torch.float32, torch.float64)
     require(is_float, "dtype", "torch.float32 or torch.float64", repr(dtype), TypeError)
