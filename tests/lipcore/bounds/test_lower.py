@@ -102,6 +102,18 @@ def test_constructions_reach_what_they_say(truth, family):
     assert closest > 0.9
 
 
+@pytest.mark.parametrize("trial", range(20))
+def test_no_direction_of_a_grid_pulls_a_torn_token_more(trial):
+    d, n = 1 + trial % 3, 2 + trial % 5
+    A, V = draw(trial, d, d), draw(trial + 50, 1 + trial % 2, d)
+    own = construction_lower("own", A=A, V=V, radius=10.0, n=n)
+    share = 1 / 4 if n == 2 else 2 * ((n - 1) // 2) / n
+    w = draw(trial + 90, 2000, d)
+    w = w / w.norm(dim=-1, keepdim=True)
+    pulls = (w @ V.mT).norm(dim=-1) * (w @ A).norm(dim=-1)
+    assert own >= share * 100 * pulls.max().item() * (1 - 1e-3) - norm(V) / n
+
+
 @EACH_FAMILY
 def test_measures_are_the_limit_of_many_tokens(family):
     head = {"A": tensor([-2.0, 1.0], [0.3, -1.0]), "V": tensor([0.2, 1.0]), "radius": 1.0}
