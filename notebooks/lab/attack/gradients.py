@@ -48,15 +48,9 @@ def climb(
 ) -> tuple[Tensor, Tensor]:
     """Return the largest values (starts,) found on the rim of a ball, and where (starts, n, d).
 
-    Parameters
-    ----------
-    value : callable
-        A function from inputs (K, n, d) to the numbers (K,) that are to become large; gradient
-        ascent evaluates it ``steps`` + 1 times, for all starts at once.
-    X, radius, norm
-        The ball, as in :func:`lipcore.bounds.change_upper`, around one sequence (n, d).
-    first : Tensor, shape (n, d), optional
-        The direction of one more start.
+    Gradient ascent evaluates ``value``, from inputs (K, n, d) to numbers (K,), ``steps`` + 1 times.
+    The ball is around one sequence X (n, d), as in :func:`lipcore.bounds.change_upper`; ``first``
+    is the direction of one more start.
 
     Examples
     --------
@@ -75,8 +69,7 @@ def climb(
     if first is not None:
         H = torch.cat([H, first[None].to(X.dtype)])
     H = scaled(H, radius)
-    best = H.new_full((len(H),), -torch.inf)
-    where = X + H
+    best, where = H.new_full((len(H),), -torch.inf), X + H
     for _ in range(steps + 1):
         Y = (X + H).requires_grad_()
         values = value(Y)
@@ -108,8 +101,7 @@ def ball_setting(seed: int, index: int) -> Iterator[Outcome]:
     for norm in ("frobenius", "token"):
         outcome = problem.outcome(f"radius {radius / problem.radius:.2g} R, {norm}")
         for name, move in moves.items():
-            size = partial(_size, move)
-            best, _ = climb(size, X, radius, norm=norm, generator=generator)
+            best, _ = climb(partial(_size, move), X, radius, norm=norm, generator=generator)
             bound = getattr(bounds, name)(f, X, radius, norm=norm)
             ratio = largest_ratio(best.max() - rounding, bound)
             yield outcome(f"{name} ({norm})", "book", ratio, len(best) * (BALL[1] + 1))
@@ -178,23 +170,19 @@ def _starts(problem: Problem, generator: Generator) -> dict[str, Tensor]:
 def _ascend(
     value: Callable[[dict[str, Tensor]], Tensor], radius: float, start: dict[str, Tensor]
 ) -> tuple[float, dict[str, Tensor]]:
-    """Return the largest value met, and the member that has it.
-
-    Tokens stay in the ball, masses have the sum one, ‖V‖ is one, and the bias keeps its length.
-    """
+    """Return the largest value met within the ball, for ‖V‖ = 1 and the bias's length, and where."""
     length = start["c"].norm(dim=-1, keepdim=True)
     free = {name: x.clone().requires_grad_() for name, x in start.items()}
     optimiser = torch.optim.Adam(free.values(), lr=0.1)
     top = -math.inf
     for _ in range(MEASURE[1] + 1):
-        inside = {}
-        for name in ("X", "y"):
-            norms = free[name].norm(dim=-1, keepdim=True)
-            inside[name] = free[name] * (radius / norms.clamp(min=radius))
-        inside["log_masses"] = free["log_masses"].log_softmax(-1)
-        inside["V"] = free["V"] / torch.linalg.matrix_norm(free["V"], 2)[:, None, None]
-        norms = free["c"].norm(dim=-1, keepdim=True)
-        inside["c"] = free["c"] * (length / norms.clamp(min=1e-300))
+        inside = {
+            "X": _shortened(free["X"], radius),
+            "y": _shortened(free["y"], radius),
+            "log_masses": free["log_masses"].log_softmax(-1),
+            "V": free["V"] / torch.linalg.matrix_norm(free["V"], 2)[:, None, None],
+            "c": free["c"] * (length / free["c"].norm(dim=-1, keepdim=True).clamp(min=1e-300)),
+        }
         values = value(inside)
         member = int(values.argmax())
         if values[member].item() > top:
@@ -204,6 +192,10 @@ def _ascend(
         (-values.sum()).backward()
         optimiser.step()
     return top, best
+
+
+def _shortened(X: Tensor, radius: float) -> Tensor:
+    return X * (radius / X.norm(dim=-1, keepdim=True).clamp(min=radius))
 
 
 def _log_constant(A: Tensor, at: dict[str, Tensor]) -> Tensor:
@@ -237,12 +229,12 @@ def rounding_setting(seed: int, index: int) -> Iterator[Outcome]:
     formats = (*FORMATS[first:], torch.bfloat16)
     dtype = next(dtype for dtype in formats if largest <= torch.finfo(dtype).max)
     outcome = problem.outcome(str(dtype).removeprefix("torch."))
-    for sources in (*((source,) for source in ROUNDED), ROUNDED):
+    tries = ROUNDING[0] * (ROUNDING[1] + 1)
+    for name, sources in {**{name: (name,) for name in ROUNDED}, "all three": ROUNDED}.items():
         found = worst_rounding(f, X, dtype, sources, generator)
         found -= 1e-13 * f(X).norm().item()  # smaller moves are lost in the rounding of float64
         ratio = largest_ratio(found, rounding_upper(f, X, dtype, sources=sources))
-        name = f"rounding_upper ({sources[0] if len(sources) == 1 else 'all three'})"
-        yield outcome(name, "book", ratio, ROUNDING[0] * (ROUNDING[1] + 1))
+        yield outcome(f"rounding_upper ({name})", "book", ratio, tries)
 
 
 def _beside_another(f: Attention, generator: Generator) -> Attention:
@@ -253,8 +245,7 @@ def _beside_another(f: Attention, generator: Generator) -> Attention:
         return torch.cat([M, M.norm() * other / other.norm()])
 
     output = normal(generator, 2, 2 * f.value.shape[1])
-    value = beside(f.value)
-    key = f.key.expand(2, -1, -1)
+    value, key = beside(f.value), f.key.expand(2, -1, -1)
     return Attention(beside(f.query), key, value, output=output, scale=1.0, causal=f.causal)
 
 
@@ -263,16 +254,11 @@ def worst_rounding(
 ) -> float:
     """Return the largest move of f(X) (n, d) that was found among all errors of a format.
 
-    Each error is its largest size times a sign; from random signs, every step takes the signs of
-    the gradient, which never goes down where the output is convex in the errors.
+    Each error is its largest size times a sign, and every step takes the signs of the gradient.
     """
     q, k, v = f.project(X)
-    exact = q @ k.mT
-    info = torch.finfo(dtype)
-    start = f(X)
-    seen = torch.ones(len(X), len(X), dtype=torch.bool)
-    if f.causal:
-        seen = seen.tril()
+    exact, start, info = q @ k.mT, f(X), torch.finfo(dtype)
+    seen = torch.ones(len(X), len(X), dtype=torch.bool).tril(0 if f.causal else len(X))
     errors = torch.where(seen, largest_error(exact, dtype), 0)
 
     def move(scores: Tensor | int = 0, weights: Tensor | int = 0, values: Tensor | int = 0):
@@ -288,8 +274,8 @@ def worst_rounding(
         signs[source] = (2 * drawn - 1).to(X.dtype)
     best = 0.0
     for _ in range(ROUNDING[1] + 1):
-        lengths = move(**{source: s.requires_grad_() for source, s in signs.items()})
-        lengths = lengths.flatten(1).norm(dim=1)
+        moves = move(**{source: s.requires_grad_() for source, s in signs.items()})
+        lengths = moves.flatten(1).norm(dim=1)
         best = max(best, lengths.max().item())
         gradients = torch.autograd.grad(lengths.sum(), list(signs.values()))
         signs = {

@@ -80,15 +80,12 @@ def frobenius_norm(J: Tensor) -> Tensor:
     return torch.linalg.matrix_norm(J.flatten(3).flatten(1, 2), 2)
 
 
-def token_norm(J: Tensor, *, iterations: int = 12) -> Tensor:
-    """Return the norm between largest-token norms, shape (K,), by alternating maximisation.
-
-    It is exact for d = 1, and otherwise a value from below.
-    """
+def token_norm(J: Tensor) -> Tensor:
+    """Return the norm between largest-token norms, (K,): exact for d = 1, else from below."""
     best = J.new_zeros(len(J))
     for start in torch.eye(J.shape[2], dtype=J.dtype):
         g = start.expand(*J.shape[:3])  # (K, i, p)
-        for _ in range(iterations):
+        for _ in range(12):
             pulled = torch.einsum("kipjs,kip->kijs", J, g)
             h = pulled / pulled.norm(dim=-1, keepdim=True).clamp(min=1e-300)
             pushed = torch.einsum("kipjs,kijs->kip", J, h)
