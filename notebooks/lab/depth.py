@@ -1,7 +1,4 @@
-r"""σ through the depth of a model: of each block, of all blocks up to it, and along the worst move.
-
-``python -m lab.depth FILE`` measures what the chapter on depth shows, and stores it.
-"""
+"""σ through the depth of a model: ``python -m lab.depth FILE`` stores what its chapter shows."""
 
 from __future__ import annotations
 
@@ -101,20 +98,7 @@ def along(factors: Sequence[LinearOperator], H: Tensor) -> list[Tensor]:
 def through(
     model: nn.Module, *after: str, read: int = -1, tol: float = TOLERANCE, **inputs
 ) -> dict:
-    """Return what the chapter shows of one sequence, the arguments of :func:`chain`.
-
-    Lists over the L blocks, among which those that run after them count as one:
-
-    * ``sigma``, ``branch``: σ of the block, and of the block less the identity;
-    * ``gain``, ``cosine``: how much the block stretches the move that is worst for all of them
-      together, and the cosine of this move with the block's own worst one;
-    * ``first``: the share of the first token in what the block makes of it;
-    * ``size``: the root mean square of the lengths of the tokens that enter.
-
-    ``up_to`` is :func:`norms_up_to`, ``from`` and ``to`` are the shares of the tokens in the worst
-    move of the model and in its answer. ``model``, ``token``, ``read`` and ``others`` are σ to the
-    output, to the token of it that moves most, to the one that is read, to all but the first.
-    """
+    """Return what the chapter shows of one sequence: numbers of the L blocks, and of the model."""
     maps = chain(model, *after, **inputs)
     factors = jacobians(maps)
     own = [spectral_norm(J, tol=tol**2) for J in factors]
@@ -124,15 +108,19 @@ def through(
     found = local_lipschitz(fn, fn.X, tol=tol**2)
     return {
         "sigma": [r.value.item() for r in own],
+        # what a block adds to its input
         "branch": [spectral_norm(less_identity(J), tol=tol).value.item() for J in factors],
         "up_to": norms_up_to(factors, tol).tolist(),
+        # how much a block stretches the worst move of the model, which may not be its own
         "gain": [(J_H.norm() / H.norm()).item() for H, J_H in itertools.pairwise(moves)],
         "cosine": [
             r.right.mul(H / H.norm()).sum().abs().item()
             for r, H in zip(own, moves[:-1], strict=True)
         ],
+        # the share of the first token in what the block makes of that move
         "first": [(H[..., 0, :].square().sum() / H.square().sum()).item() for H in moves[1:]],
         "size": [fn.X.square().sum(-1).mean().sqrt().item() for fn in maps],
+        # the shares of the tokens in the worst move and in the answer
         "from": found.right[0].square().sum(-1).tolist(),
         "to": found.left[0].square().sum(-1).tolist(),
         "model": found.value.item(),

@@ -1,8 +1,7 @@
 r"""The experiments of Castin, Ablin & Peyré (2024) on their own models: ``make paper``.
 
-Local constants of BERT and GPT-2 on the paper's texts and lengths, masked and not, and of single
-heads on worst-case inputs at the paper's radii. Beside each constant stands the number that the
-released scripts compute, :math:`\|D_Xf^\top f(X)\|^{1/2}`, and the curve that was published.
+Beside each constant stand :math:`\|D_Xf^\top f(X)\|^{1/2}`, which the released scripts compute, and
+the curve that was published.
 """
 
 from __future__ import annotations
@@ -79,11 +78,7 @@ PANELS = (
 
 
 def redo(folder: Path, *, instead: Mapping[str, str], every: int = 1) -> pd.DataFrame:
-    """Measure all panels, and return exponents and the values at the greatest length, a row each.
-
-    The folder receives figures, table and measurements: a second call continues where one stopped.
-    Only every so many of the paper's lengths, and the greatest, are measured.
-    """
+    """Measure all panels, and return exponents and the values at the greatest length, a row each."""
     names = _names(instead)
     cells, found = {}, {}
     for panel in PANELS:
@@ -125,7 +120,6 @@ def _cells(panel: Panel, names: Mapping[str, str], every: int) -> list[Cell]:
 
 
 def _some(lengths: Sequence[int], every: int) -> list[int]:
-    """Return every so many lengths, and the last."""
     return sorted({*lengths[::every], lengths[-1]})
 
 

@@ -1,9 +1,7 @@
-r"""How far rounding inside a layer moves the output, and what the layer's derivative predicts.
+"""How far rounding inside a layer moves the output, and what the layer's derivative predicts.
 
-A layer is cut where something is rounded. The rest of it is a map g of the numbers z there, and the
-output moves by :math:`g(\mathrm{rd}(z)) - g(z)`. The prediction takes g as linear and the errors as
-random: uniform within the spacing of the format, and equal for equal numbers. In ``torch.int8`` the
-largest entry of a tensor is 127 steps.
+The prediction takes the rest of the layer as linear, and the errors as random: uniform within the
+spacing of the format, and equal for equal numbers. ``torch.int8`` has 127 steps for a tensor.
 """
 
 from __future__ import annotations

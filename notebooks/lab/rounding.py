@@ -1,8 +1,4 @@
-r"""How far a layer's output moves when the numbers in its computation are rounded to fewer digits.
-
-In a format with machine epsilon ε, numbers between :math:`2^e` and :math:`2^{e+1}` are
-:math:`2^e\varepsilon` apart, and rounding to the nearest moves a number by half of that at most.
-"""
+"""How far a layer's output moves when numbers in its computation are rounded to fewer digits."""
 
 from __future__ import annotations
 

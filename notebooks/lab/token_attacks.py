@@ -1,9 +1,4 @@
-r"""Attacks in token space, a search for sequences of real tokens with a large local constant.
-
-A user cannot perturb embeddings freely, but can choose words. The search puts a token at one
-position or at a few at once. The gradient of :math:`\sigma_{\max}` proposes, and exact evaluation
-decides.
-"""
+"""Searches for sequences of real tokens at which a layer's local constant is large."""
 
 from __future__ import annotations
 
@@ -130,15 +125,9 @@ def random_search(model: LanguageModel, layer: int, ids: Tensor, **options) -> S
 
 
 def random_sequences(
-    model: LanguageModel,
-    layer: int,
-    n: int,
-    *,
-    evaluations: int,
-    allowed: Tensor,
-    generator: Generator,
-    batch: int = 16,
-) -> SearchResult:
+    model: LanguageModel, layer: int, n: int,
+    *, evaluations: int, allowed: Tensor, generator: Generator, batch: int = 16,
+) -> SearchResult:  # fmt: skip
     """Return the best of sequences of n allowed tokens, drawn uniformly."""
     tokens = allowed.nonzero()[:, 0]
     drawn = tokens[torch.randint(len(tokens), (evaluations, n), generator=generator)]
@@ -148,17 +137,10 @@ def random_sequences(
 
 
 def _search(
-    model: LanguageModel,
-    layer: int,
-    ids: Tensor,
-    propose: Callable[..., Iterator[_Exchange]],
-    *,
-    evaluations: int,
-    allowed: Tensor,
-    batch: int = 16,
-    copies: Sequence[int] = (1, 2, 4),
+    model: LanguageModel, layer: int, ids: Tensor, propose: Callable[..., Iterator[_Exchange]],
+    *, evaluations: int, allowed: Tensor, batch: int = 16, copies: Sequence[int] = (1, 2, 4),
     generator: Generator | None = None,
-) -> SearchResult:
+) -> SearchResult:  # fmt: skip
     """Make the best of each round's exchanges where it raises the constant."""
     f = model.attention(layer)
     ids = ids.long()

@@ -1,7 +1,4 @@
-r"""Searches over token sequences, compared at equal budget and many times over.
-
-``python -m lab.token_race FILE`` runs every search and stores what it found.
-"""
+"""Searches at equal budget, many times over: ``python -m lab.token_race FILE`` stores them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-r"""A small Transformer that learns to recall, trained with and without methods that keep it smooth.
+"""A small Transformer that learns to recall, trained with and without methods that keep it smooth.
 
 A sequence lists pairs of a key and a value, one token each, and its last token asks for one of the
-keys; the answer is the value beside it. Embeddings are random and fixed, so that a distance between
-tokens means the same for every network. Several seeds are trained at once: parameters and tokens
-have the seed as their first dimension, and nothing passes from one seed to another.
+keys; the answer is the value beside it. Embeddings are random and fixed. Several seeds are trained
+at once: they are the first dimension of parameters and tokens, and do not touch each other.
 ``python -m lab.training FILE`` makes what is stored, and continues an interrupted run.
 """
 
@@ -92,7 +91,7 @@ def sequences(generators: Sequence[torch.Generator], count: int) -> tuple[Tensor
 
 
 def initial(generators: Sequence[torch.Generator]) -> Parameters:
-    """Return random weights, those of all seeds in one tensor, with entries of variance 1/d."""
+    """Return random weights, with entries of variance 1/d."""
     shapes = {"answer": (VALUES, WIDTH)}
     for layer in range(LAYERS):
         shapes |= {f"{name}{layer}": (HEADS, HEAD, WIDTH) for name in ("query", "key", "value")}

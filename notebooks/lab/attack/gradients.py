@@ -32,20 +32,12 @@ ROUNDING = (8, 12)
 LARGEST_A = 12.0
 FORMATS = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
 
-# --- in a ball -----------------------------------------------------------------------------------
-
 
 def climb(
-    value: Callable[[Tensor], Tensor],
-    X: Tensor,
-    radius: float,
-    *,
-    norm: str = "frobenius",
-    steps: int = BALL[1],
-    starts: int = BALL[0],
-    first: Tensor | None = None,
-    generator: Generator | None = None,
-) -> tuple[Tensor, Tensor]:
+    value: Callable[[Tensor], Tensor], X: Tensor, radius: float,
+    *, norm: str = "frobenius", steps: int = BALL[1], starts: int = BALL[0],
+    first: Tensor | None = None, generator: Generator | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the largest values (starts,) found on the rim of a ball, and where (starts, n, d).
 
     Gradient ascent evaluates ``value``, from inputs (K, n, d) to numbers (K,), ``steps`` + 1 times.
@@ -117,14 +109,8 @@ def _size(move: Callable[[Tensor], Tensor], Y: Tensor) -> Tensor:
     return move(Y).flatten(1).norm(dim=1)
 
 
-# --- on measures ---------------------------------------------------------------------------------
-
-
 def measure_setting(seed: int, index: int) -> Iterator[Outcome]:
-    """Attack one head with a bias on measures: its constant, and how much one key collects.
-
-    All that a bound leaves free goes uphill: tokens, masses, V and the direction of the bias.
-    """
+    """Attack one head with a bias on measures: its constant, and how much one key collects."""
     generator = generator_of(seed, index)
     problem = make_problem(generator)
     while not 0 < problem.size <= LARGEST_A:
@@ -167,9 +153,7 @@ def _starts(problem: Problem, generator: Generator) -> dict[str, Tensor]:
     return {"X": X, "y": X[:, :1].clone(), "log_masses": log_masses, "V": V, "c": c}
 
 
-def _ascend(
-    value: Callable[[dict[str, Tensor]], Tensor], radius: float, start: dict[str, Tensor]
-) -> tuple[float, dict[str, Tensor]]:
+def _ascend(value: Callable, radius: float, start: dict[str, Tensor]) -> tuple[float, dict]:
     """Return the largest value met within the ball, for ‖V‖ = 1 and the bias's length, and where."""
     length = start["c"].norm(dim=-1, keepdim=True)
     free = {name: x.clone().requires_grad_() for name, x in start.items()}
@@ -212,9 +196,6 @@ def _log_column(A: Tensor, at: dict[str, Tensor]) -> Tensor:
     return (at["log_masses"] + scores - rows).logsumexp(-1)
 
 
-# --- on rounding ---------------------------------------------------------------------------------
-
-
 def rounding_setting(seed: int, index: int) -> Iterator[Outcome]:
     """One head, or two with a projection: scores, weights and values move by half their spacing."""
     generator = generator_of(seed, index)
@@ -252,10 +233,7 @@ def _beside_another(f: Attention, generator: Generator) -> Attention:
 def worst_rounding(
     f: Attention, X: Tensor, dtype: torch.dtype, sources: tuple[str, ...], generator: Generator
 ) -> float:
-    """Return the largest move of f(X) (n, d) that was found among all errors of a format.
-
-    Each error is its largest size times a sign, and every step takes the signs of the gradient.
-    """
+    """Return the largest move of f(X) found for errors that follow the signs of the gradient."""
     q, k, v = f.project(X)
     exact, start, info = q @ k.mT, f(X), torch.finfo(dtype)
     seen = torch.ones(len(X), len(X), dtype=torch.bool).tril(0 if f.causal else len(X))

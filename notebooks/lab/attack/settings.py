@@ -42,11 +42,9 @@ ASCENT_STEPS = 40
 
 
 def head_setting(
-    seed: int,
-    index: int,
-    closed: Sequence[Candidate] | None = None,
-    local: Sequence[LocalCandidate] | None = None,
-) -> Iterator[Outcome]:
+    seed: int, index: int,
+    closed: Sequence[Candidate] | None = None, local: Sequence[LocalCandidate] | None = None,
+) -> Iterator[Outcome]:  # fmt: skip
     """Attack one head by random inputs, worst cases, moves of the best, sometimes gradients."""
     generator = generator_of(seed, index)
     problem = make_problem(generator)

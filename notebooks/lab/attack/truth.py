@@ -1,8 +1,4 @@
-"""The truth with which bounds are compared: dense Jacobians of many small inputs, and their norms.
-
-This module is independent of :mod:`lipcore.jacobian`, so that the attack does not rely on it, and
-follows from the three terms of the theory.
-"""
+"""The truth of the attack: dense Jacobians and their norms, independent of :mod:`lipcore.jacobian`."""
 
 from __future__ import annotations
 
@@ -14,14 +10,9 @@ from torch import Tensor
 
 
 def dense_jacobian(
-    A: Tensor,
-    V: Tensor,
-    X: Tensor,
-    log_masses: Tensor | None = None,
-    *,
-    causal: bool = False,
-    offset: Tensor | None = None,
-) -> Tensor:
+    A: Tensor, V: Tensor, X: Tensor, log_masses: Tensor | None = None,
+    *, causal: bool = False, offset: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Return the Jacobian on L²(μ) of one head at each X (:prf:ref:`thm-jacobian`).
 
     Shapes are (d, d) of A, (p, d) or (K, p, d) of V, (K, n, d) of X, (K, n) of the logarithms of
