@@ -19,20 +19,19 @@ from lipcore.attention import Attention
 
 _SEQUENCES = ("tokens", "counts", "causal")
 _MEASURES = ("tokens", "counts", "measure")
-_CAUSAL = ("causal",)
-#: Bounds in n, ‖V‖, the radius, and ‖A‖ or A: name → (source, kinds of problem).
-_CLOSED_FORMS = {
-    "general_upper": ("paper", _SEQUENCES),
-    "unified_upper": ("book", _MEASURES),
-    "unified_upper_sharp": ("book", _MEASURES),
-    "unified_upper_rate": ("book", _MEASURES),
-    "torn_upper": ("book", _SEQUENCES),
-    "mean_field_upper_paper": ("paper", _MEASURES),
-    "masked_upper": ("book", _CAUSAL),
-    "masked_upper_rate": ("book", _CAUSAL),
-    "masked_upper_moments": ("book", _CAUSAL),
-    "best_upper": ("book", KINDS),
-}
+#: Bounds in n, ‖V‖, the radius, and ‖A‖ or A: name, source, kinds of problem.
+_CLOSED_FORMS = (
+    ("general_upper", "paper", _SEQUENCES),
+    ("unified_upper", "book", _MEASURES),
+    ("unified_upper_sharp", "book", _MEASURES),
+    ("unified_upper_rate", "book", _MEASURES),
+    ("torn_upper", "book", _SEQUENCES),
+    ("mean_field_upper_paper", "paper", _MEASURES),
+    ("masked_upper", "book", ("causal",)),
+    ("masked_upper_rate", "book", ("causal",)),
+    ("masked_upper_moments", "book", ("causal",)),
+    ("best_upper", "book", KINDS),
+)
 
 
 @dataclass(frozen=True)
@@ -60,10 +59,7 @@ class LocalCandidate:
 
 def closed_forms() -> list[Candidate]:
     """Return every bound in n, ‖V‖, the radius, and ‖A‖ or A."""
-    return [
-        Candidate(name, source, kinds, partial(_log_bound, getattr(bounds, name)))
-        for name, (source, kinds) in _CLOSED_FORMS.items()
-    ]
+    return [Candidate(*one, partial(_log_bound, getattr(bounds, one[0]))) for one in _CLOSED_FORMS]
 
 
 def _log_bound(bound: Callable[..., float], problem: Problem) -> float:

@@ -107,8 +107,7 @@ def generator_of(seed: int, index: int) -> Generator:
 
 def make_problem(generator: Generator) -> Problem:
     """Return a random problem, of any kind and shape, with scores from tiny to huge."""
-    kind = _choice(KINDS, generator)
-    shape = _choice(tuple(SHAPES), generator)
+    kind, shape = _choice(KINDS, generator), _choice(tuple(SHAPES), generator)
     d, p, n = (integer(1, top, generator) for top in (4, 4, 7))
     if kind == "causal" and uniform(generator) < 0.3:  # few dimensions, many tokens
         d, p, n = integer(1, 2, generator), 1, integer(8, 24, generator)
@@ -138,11 +137,12 @@ def first_inputs(problem: Problem, generator: Generator) -> Inputs:
     lengths = torch.where(torch.rand(along, 1, 1, generator=generator) < 0.7, 1.0, lengths)
     ball = sphere[-inside:] * shrink
     X = torch.cat([directions[index] * lengths, sphere[along:-inside], ball])
-    masses = None
-    if weighted:  # over many orders of magnitude, such as those of the worst measures
-        log_spread = min(2 * problem.size + 2, LARGEST_LOG_MASS)
-        masses = _normalised(problem, (-log_spread * uniform(generator, INPUTS, n)).exp())
-    return Inputs(problem.radius * X, masses)
+    if not weighted:
+        return Inputs(problem.radius * X)
+    # over many orders of magnitude, such as those of the worst measures
+    log_spread = min(2 * problem.size + 2, LARGEST_LOG_MASS)
+    masses = (-log_spread * uniform(generator, INPUTS, n)).exp()
+    return Inputs(problem.radius * X, _normalised(problem, masses))
 
 
 def perturbed(problem: Problem, best: Inputs, size: float, generator: Generator) -> Inputs:

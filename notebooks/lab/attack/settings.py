@@ -143,8 +143,8 @@ def lower_setting(seed: int, index: int) -> Iterator[Outcome]:
     outcome = partial(problem.outcome(), tries=1)
     at_eigen = _one_against_all(problem, eigenvector_inputs)
     if problem.causal:
-        ratio = largest_ratio(bounds.masked_lower(**norm), at_eigen)
-        yield outcome("masked_lower", "paper", ratio)
+        value = bounds.masked_lower(**norm)
+        yield outcome("masked_lower", "paper", largest_ratio(value, at_eigen))
         return
     value = bounds.adversarial_lower(**norm)
     yield outcome("adversarial_lower", "paper", largest_ratio(value, at_eigen))
