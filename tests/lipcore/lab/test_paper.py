@@ -9,11 +9,13 @@ import pytest
 import torch
 from scipy.stats import gmean
 
-transformers = pytest.importorskip("transformers", reason="needs lipcore[book]")
+pytest.importorskip("transformers", reason="needs lipcore[book]")
 
-from lab import models, paper, sweep  # noqa: E402
-from lab.models.texts import load_text, sequences  # noqa: E402
-from lipcore import local_lipschitz  # noqa: E402
+import transformers
+
+from lab import models, paper, sweep
+from lab.models.texts import load_text, sequences
+from lipcore import local_lipschitz
 
 WORDS = [f"w{i}" for i in range(40)]
 

@@ -9,17 +9,13 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
-transformers = pytest.importorskip("transformers", reason="needs lipcore[book]")
+pytest.importorskip("transformers", reason="needs lipcore[book]")
 
-from lab import token_attacks  # noqa: E402
-from lab.models import LanguageModel  # noqa: E402
-from lab.token_attacks import (  # noqa: E402
-    entering,
-    guided_search,
-    random_search,
-    random_sequences,
-    token_scores,
-)
+import transformers
+
+from lab import token_attacks
+from lab.models import LanguageModel
+from lab.token_attacks import entering, guided_search, random_search, random_sequences, token_scores
 
 VOCABULARY = 60
 IDS = torch.tensor([3, 14, 15, 9, 2, 6])
@@ -141,8 +137,7 @@ def test_random_proposals_are_uniform_over_copies_places_and_tokens(model, tried
     assert ((copies[[1, 2, 4]] - 600).abs() < 5 * 20).all()  # five standard deviations
     assert ((moved.sum(0) - 1800 * (7 / 3) / 6).abs() < 5 * 21).all()
     assert set(rounds[moved].tolist()) == {30, 31, 32, 33}
-    for row, places in zip(rounds, moved, strict=True):
-        assert len(row[places].unique()) == 1
+    assert all(len(row[places].unique()) == 1 for row, places in zip(rounds, moved, strict=True))
 
 
 def test_random_sequences_are_uniform_and_the_best_is_returned(model):
