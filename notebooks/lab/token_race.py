@@ -79,11 +79,7 @@ def starts(model: LanguageModel) -> Tensor:
 
 
 def stored() -> pd.DataFrame:
-    """Return the runs that are kept with the book, one row each.
-
-    ``text`` is the piece where a search without random sequences begins, and ``best`` the value
-    after 1, 9, …, 161 evaluations; ``attrs`` say how it was made.
-    """
+    """Return the runs that are kept with the book, ``best`` after 1, 9, …, 161 evaluations."""
     return read_rows("searches.json", "runs", "make searches")
 
 

@@ -217,10 +217,7 @@ class Trained(NamedTuple):
 def train(
     method: Method, strength: float, seeds: Sequence[int] = SEEDS, *, steps: int | None = None
 ) -> Trained:
-    """Train one network for each seed, all at once, with Adam and a rate that falls to zero.
-
-    Every seed has a generator for its weights and then its sequences: methods start alike.
-    """
+    """Train one network for each seed, all at once, with Adam and a rate that falls to zero."""
     steps = STEPS if steps is None else steps
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     parameters = {name: p.requires_grad_() for name, p in initial(generators).items()}

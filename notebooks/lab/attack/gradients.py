@@ -84,16 +84,20 @@ def ball_setting(seed: int, index: int) -> Iterator[Outcome]:
     radius = problem.radius * 10 ** (5 * torch.rand((), generator=generator).item() - 4)
     start = f(X)
     J = f.jacobian(X).dense().unflatten(0, start.shape).unflatten(-1, X.shape)
-    moves = {
-        "change_upper": lambda Y: f(Y) - start,
-        "tangent_error_upper": lambda Y: f(Y) - start - torch.einsum("ipjs,kjs->kip", J, Y - X),
+
+    def from_tangent(Y: Tensor) -> Tensor:
+        return (f(Y) - start - torch.einsum("ipjs,kjs->kip", J, Y - X)).flatten(1).norm(dim=1)
+
+    lengths = {
+        "change_upper": lambda Y: (f(Y) - start).flatten(1).norm(dim=1),
+        "tangent_error_upper": from_tangent,
     }
     # smaller changes are lost in the rounding of values
     rounding = 1e-13 * problem.norm_v * (problem.radius + radius)
     for norm in ("frobenius", "token"):
         outcome = problem.outcome(f"radius {radius / problem.radius:.2g} R, {norm}")
-        for name, move in moves.items():
-            best, _ = climb(partial(_size, move), X, radius, norm=norm, generator=generator)
+        for name, length in lengths.items():
+            best, _ = climb(length, X, radius, norm=norm, generator=generator)
             bound = getattr(bounds, name)(f, X, radius, norm=norm)
             ratio = largest_ratio(best.max() - rounding, bound)
             yield outcome(f"{name} ({norm})", "book", ratio, len(best) * (BALL[1] + 1))
@@ -103,10 +107,6 @@ def _tokens(problem: Problem, generator: Generator, most: int) -> Tensor:
     """Return random tokens (n, d) on the sphere."""
     X = normal(generator, min(problem.n, most), len(problem.A))
     return problem.radius * X / X.norm(dim=-1, keepdim=True)
-
-
-def _size(move: Callable[[Tensor], Tensor], Y: Tensor) -> Tensor:
-    return move(Y).flatten(1).norm(dim=1)
 
 
 def measure_setting(seed: int, index: int) -> Iterator[Outcome]:
