@@ -209,17 +209,15 @@ def _random_layer(generator: Generator) -> Attention:
     def toss() -> bool:
         return torch.rand((), generator=generator).item() < 0.5
 
-    heads = k = p = 2
-    d = 3
-    key_heads = 1 if toss() else heads
+    key_heads = 1 if toss() else 2
     projected = toss()
     return Attention(
-        query=draw(heads, k, d),
-        key=draw(key_heads, k, d),
-        value=draw(key_heads, p, d),
-        query_bias=draw(heads, k) if toss() else None,
-        key_bias=draw(key_heads, k) if toss() else None,
-        output=draw(3, heads * p) if projected else None,
+        query=draw(2, 2, 3),
+        key=draw(key_heads, 2, 3),
+        value=draw(key_heads, 2, 3),
+        query_bias=draw(2, 2) if toss() else None,
+        key_bias=draw(key_heads, 2) if toss() else None,
+        output=draw(3, 4) if projected else None,
         causal=toss(),
         rotary=torch.tensor([1.0], dtype=torch.float64) if toss() else None,
         log_weights=draw(4) if toss() else None,
@@ -235,8 +233,7 @@ def l2_setting(seed: int, index: int) -> Iterator[Outcome]:
     value = normal(generator, heads, 2, d)
     X = normal(generator, 16, n, d)
     scale = 10 ** (3 * uniform(generator, 16, 1, 1) - 2)
-    norms_q = torch.linalg.matrix_norm(query, 2)
-    norms_v = torch.linalg.matrix_norm(value, 2)
+    norms_q, norms_v = (torch.linalg.matrix_norm(M, 2) for M in (query, value))
     X = X * scale / norms_q.amax()
     J = reverse_mode_jacobian(lambda Y: l2_attention_map(Y, query, value), X)
     sigma = frobenius_norm(J)
