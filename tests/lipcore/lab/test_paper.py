@@ -40,7 +40,7 @@ def save(home, config):
 @pytest.fixture(scope="module")
 def instead(tmp_path_factory):
     home = tmp_path_factory.mktemp("stand-ins")
-    size = {"hidden_size": 16, "num_hidden_layers": 7, "num_attention_heads": 8, "vocab_size": 40}
+    size = {"hidden_size": 32, "num_hidden_layers": 7, "num_attention_heads": 8, "vocab_size": 40}
     bert = transformers.BertConfig(intermediate_size=16, max_position_embeddings=64, **size)
     gpt2 = transformers.GPT2Config(n_positions=64, bos_token_id=0, eos_token_id=0, **size)
     text = home / "text.txt"
@@ -71,7 +71,7 @@ def test_panels_are_the_layers_at_the_text(done, instead, number):
     expected = gmean(local_lipschitz(f, X, tol=1e-6).value)
     assert row["local constant there"] == pytest.approx(expected, rel=2e-3)
     released = torch.stack([f.jacobian(x).rmatvec(f(x)).norm().sqrt() for x in X])
-    assert row["released quantity there"] == pytest.approx(gmean(released), rel=1e-3)
+    assert row["released quantity there"] == pytest.approx(gmean(released.detach()), rel=1e-3)
 
 
 def test_published_curves_are_those_of_the_scripts(done):
@@ -82,11 +82,11 @@ def test_published_curves_are_those_of_the_scripts(done):
     assert there[8:] == pytest.approx([c * 32**0.5 for c in (4.39, 5.73, 0.92, 46.9)])
 
 
-def test_heads_are_measured_on_inputs_of_the_radius(instead):
+def test_heads_are_measured_on_inputs_of_the_radius(done, instead):
     """One leader against a crowd reaches the rate of the paper, on the head as it was cut."""
     for head in paper.PANELS[8:]:
-        largest = paper._worst(head, instead[head.model], every=9).groupby("n")["sigma"].max()
-        assert [*largest.index] == [2, 47, 92, 97]
+        largest = paper._worst(head, instead[head.model], every=3).groupby("n")["sigma"].max()
+        assert [*largest.index] == [2, 17, 32]
         model = models.load(instead[head.model], decoder=head.decoder)
         f = model.attention(head.layer, head=head.head, output_projection=False)
         norm_v = torch.linalg.matrix_norm(f.value_matrices()[0], 2).item()
