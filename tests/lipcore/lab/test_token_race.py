@@ -69,9 +69,10 @@ def test_a_run_begins_again_as_it_did(table, model, name):
 
 
 def test_plain_tokens_leave_out_what_is_hard_to_write(model):
-    allowed, number = plain_tokens(model), model.tokenizer.token_to_id
-    for word, plain in {"the": 1, "##s": 1, "[": 1, "[CLS]": 0, "é": 0}.items():
-        assert allowed[number(word)] == plain, word
+    allowed = plain_tokens(model)
+    for word, plain in {"the": 1, "##s": 1, "[": 1, "[CLS]": 0, "[unused7]": 0, "é": 0}.items():
+        number = model.tokenizer.token_to_id(word)
+        assert number is None or allowed[number] == plain, word
 
 
 @pytest.fixture
