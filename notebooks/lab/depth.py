@@ -1,7 +1,4 @@
-r"""σ through the depth of a model: of each block, of all blocks up to it, and along the worst move.
-
-``python -m lab.depth FILE`` measures what the chapter on depth shows, and stores it.
-"""
+"""σ through the depth of a model: ``python -m lab.depth FILE`` stores what its chapter shows."""
 
 from __future__ import annotations
 
@@ -64,10 +61,9 @@ def less_identity(J: LinearOperator) -> LinearOperator:
 
 
 def chain(model: nn.Module, *after: str, **inputs) -> list[Captured]:
-    """Return the blocks of a running model as maps, in the order of running; each feeds the next.
+    """Return the blocks of a running model, and the submodules ``after`` them, in order, as maps.
 
-    Submodules in ``after`` run after the blocks, such as a last normalisation; ``inputs`` are those
-    of the model, for one sequence. It is an error if a block does not feed the next alone.
+    It is an error if one does not feed the next alone; ``inputs`` are one sequence.
     """
     module = module_of(model)
     maps = [captured(call) for call in record(module, [*blocks(module), *after], **inputs)]
@@ -101,59 +97,44 @@ def along(factors: Sequence[LinearOperator], H: Tensor) -> list[Tensor]:
 def through(
     model: nn.Module, *after: str, read: int = -1, tol: float = TOLERANCE, **inputs
 ) -> dict:
-    """Return what the chapter shows of one sequence, the arguments of :func:`chain`.
-
-    Lists over the L blocks, among which those that run after them count as one:
-
-    * ``sigma``, ``branch``: σ of the block, and of the block less the identity;
-    * ``gain``, ``cosine``: how much the block stretches the move that is worst for all of them
-      together, and the cosine of this move with the block's own worst one;
-    * ``first``: the share of the first token in what the block makes of it;
-    * ``size``: the root mean square of the lengths of the tokens that enter.
-
-    ``up_to`` is σ of the first blocks together (:func:`norms_up_to`), ``from`` and ``to`` are the
-    shares of the tokens in the worst move of the model and in its answer. The numbers ``model``,
-    ``token``, ``read`` and ``others`` are σ of the model to its output, to the output token that
-    moves most, to the one that is read, and to all but the first together.
-    """
+    """Return what the chapter shows of one sequence: numbers of the L blocks, and of the model."""
     maps = chain(model, *after, **inputs)
     factors = jacobians(maps)
     own = [spectral_norm(J, tol=tol**2) for J in factors]
-    worst = spectral_norm(product(factors), tol=tol**2).right
-    moves = along(factors, worst)
-    cosines = [r.right.mul(H / H.norm()).sum().abs() for r, H in zip(own, moves[:-1], strict=True)]
-    lists = {
-        "sigma": [r.value for r in own],
-        "branch": [spectral_norm(less_identity(J), tol=tol).value for J in factors],
-        "up_to": list(norms_up_to(factors, tol)),
-        "gain": [after.norm() / before.norm() for before, after in itertools.pairwise(moves)],
-        "cosine": cosines,
-        "first": [H[..., 0, :].square().sum() / H.square().sum() for H in moves[1:]],
-        "size": [fn.X.square().sum(-1).mean().sqrt() for fn in maps],
-    }
+    moves = along(factors, spectral_norm(product(factors), tol=tol**2).right)
     module = module_of(model)
     fn = captured(whole(module, blocks(module), **inputs))
     found = local_lipschitz(fn, fn.X, tol=tol**2)
-    shares = {"from": found.right, "to": found.left}
-    numbers = {
-        "model": found,
-        "token": local_lipschitz(fn, fn.X, tol=tol, norm="token"),
-        "read": local_lipschitz(fn, fn.X, tol=tol, tokens=read),
-        "others": local_lipschitz(fn, fn.X, tol=tol, tokens=slice(1, None)),
+    return {
+        "sigma": [r.value.item() for r in own],
+        # what a block adds to its input
+        "branch": [spectral_norm(less_identity(J), tol=tol).value.item() for J in factors],
+        "up_to": norms_up_to(factors, tol).tolist(),
+        # how much a block stretches the worst move of the model, which may not be its own
+        "gain": [(J_H.norm() / H.norm()).item() for H, J_H in itertools.pairwise(moves)],
+        "cosine": [
+            r.right.mul(H / H.norm()).sum().abs().item()
+            for r, H in zip(own, moves[:-1], strict=True)
+        ],
+        # the share of the first token in what the block makes of that move
+        "first": [(H[..., 0, :].square().sum() / H.square().sum()).item() for H in moves[1:]],
+        "size": [fn.X.square().sum(-1).mean().sqrt().item() for fn in maps],
+        # the shares of the tokens in the worst move and in the answer
+        "from": found.right[0].square().sum(-1).tolist(),
+        "to": found.left[0].square().sum(-1).tolist(),
+        "model": found.value.item(),
+        "token": local_lipschitz(fn, fn.X, tol=tol, norm="token").value.item(),
+        "read": local_lipschitz(fn, fn.X, tol=tol, tokens=read).value.item(),
+        "others": local_lipschitz(fn, fn.X, tol=tol, tokens=slice(1, None)).value.item(),
     }
-    return (
-        {key: [x.item() for x in values] for key, values in lists.items()}
-        | {key: x[0].square().sum(-1).tolist() for key, x in shares.items()}
-        | {key: r.value.item() for key, r in numbers.items()}
-    )
 
 
 def product_and_whole(model: nn.Module, *after: str, tol: float = TOLERANCE, **inputs) -> dict:
     """Return the product of the σ of the blocks, and σ of all together, for one sequence."""
     factors = jacobians(chain(model, *after, **inputs))
-    own = torch.cat([spectral_norm(J, tol=tol).value for J in factors])
+    own = [spectral_norm(J, tol=tol).value for J in factors]
     together = spectral_norm(product(factors), tol=tol).value
-    return {"product": own.prod().item(), "model": together.item()}
+    return {"product": torch.cat(own).prod().item(), "model": together.item()}
 
 
 def inputs_of(name: str, model: nn.Module) -> list[dict[str, Tensor]]:
@@ -169,10 +150,10 @@ def inputs_of(name: str, model: nn.Module) -> list[dict[str, Tensor]]:
 def measured(name: str) -> dict:
     """Return one row of the stored table, in float64; ``again`` is for the other inputs."""
     model = load(name, dtype=torch.float64)
-    shown = MODELS[name]
+    after, read, _ = MODELS[name]
     first, *others = inputs_of(name, model)
-    found = through(model, *shown.after, read=shown.read, **first)
-    again = [product_and_whole(model, *shown.after, **inputs) for inputs in others]
+    found = through(model, *after, read=read, **first)
+    again = [product_and_whole(model, *after, **inputs) for inputs in others]
     return {"name": name, "n": len(found["from"])} | found | {"again": again}
 
 

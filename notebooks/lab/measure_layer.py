@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lipcore import Attention, local_lipschitz
-from lipcore._checks import check_tokens
+from lipcore._checks import check_tokens, require
 from lipcore.bounds import best_upper, layer_upper, local_upper
 
 #: Columns of upper bounds, from the sharpest to the loosest.
@@ -23,19 +23,16 @@ def measure_layer(
 ) -> list[dict]:
     r"""Return σ of a layer at each sequence of X (count, n, d), with upper bounds.
 
-    The sweep behind the book stores these rows, one for each sequence, with the columns
+    The columns are
 
     * ``sequence``: its number, from 0;
     * ``sigma``, ``lower``, ``upper``, ``probability``, ``residual``, ``iterations``,
       ``converged``: see :class:`~lipcore.spectral.SpectralNorm`;
-    * ``released``: :math:`\|D_Xf^\top f(X)\|^{1/2}`, what the paper's released scripts compute
-      in place of σ;
+    * ``released``: :math:`\|D_Xf^\top f(X)\|^{1/2}`, what the paper's released scripts compute;
     * ``radius_rms``, ``radius_max``: root mean square and maximum of the norms of the tokens;
     * ``local``: :func:`~lipcore.bounds.local_upper` at the sequence itself;
-    * ``best``: :func:`~lipcore.bounds.best_upper`, the least that the book proves for every
-      sequence of n tokens in the ball of radius ``radius_max``;
-    * ``general``: the bound that Castin, Ablin & Peyré 2024 publish for these sequences
-      (:prf:ref:`thm-upper-general`), by :func:`~lipcore.bounds.layer_upper`;
+    * ``best``, ``general``: :func:`~lipcore.bounds.best_upper` and the published
+      :func:`~lipcore.bounds.layer_upper` for n tokens in the ball of radius ``radius_max``;
     * ``log_best``, ``log_general``: their logarithms, since they may be beyond float64's range.
 
     Bounds that were not asked for are NaN.
@@ -49,8 +46,7 @@ def measure_layer(
     (1.0, True)
     """
     bounds = check_bounds(bounds)
-    if check_tokens(X, attention.d).ndim != 3:
-        raise ValueError(f"X: expected shape (count, n, d), got {tuple(X.shape)}")
+    require(check_tokens(X, attention.d).ndim == 3, "X", "shape (count, n, d)", tuple(X.shape))
     found = local_lipschitz(attention, X, tol=tol)
     norms = X.double().norm(dim=-1)
     nothing = torch.full_like(found.value, math.nan)
@@ -75,7 +71,8 @@ def measure_layer(
             "best": best_upper(attention=attention, **ball) if "best" in bounds else math.nan,
             "general": layer_upper(attention, **ball) if "general" in bounds else math.nan,
         }
-        row |= {name: _exponential(value) for name, value in logs.items()}
+        for name, value in logs.items():
+            row[name] = math.inf if value > _LARGEST_EXPONENT else math.exp(value)
         rows.append(row | {f"log_{name}": value for name, value in logs.items()})
     return rows
 
@@ -83,11 +80,5 @@ def measure_layer(
 def check_bounds(bounds: Iterable[str]) -> tuple[str, ...]:
     """Return the names of bounds as a tuple, or raise ValueError if one is unknown."""
     names = (bounds,) if isinstance(bounds, str) else tuple(bounds)
-    for name in names:
-        if name not in BOUNDS:
-            raise ValueError(f"bounds: expected some of {', '.join(BOUNDS)}, got {name!r}")
+    require({*names} <= {*BOUNDS}, "bounds", f"some of {', '.join(BOUNDS)}", names)
     return names
-
-
-def _exponential(value: float) -> float:
-    return math.inf if value > _LARGEST_EXPONENT else math.exp(value)

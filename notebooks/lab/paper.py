@@ -1,8 +1,7 @@
 r"""The experiments of Castin, Ablin & Peyré (2024) on their own models: ``make paper``.
 
-Local constants of BERT and GPT-2 on the paper's texts and lengths, masked and not, and of single
-heads on worst-case inputs at the paper's radii. Beside each constant stands the number that the
-released scripts compute, :math:`\|D_Xf^\top f(X)\|^{1/2}`, and the curve that was published.
+Beside each constant stand :math:`\|D_Xf^\top f(X)\|^{1/2}`, which the released scripts compute, and
+the curve that was published.
 """
 
 from __future__ import annotations
@@ -11,10 +10,11 @@ import argparse
 import itertools
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
+import pooch
 import seaborn as sns
 import torch
 from scipy.stats import gmean
@@ -26,6 +26,7 @@ from lab.models.texts import load_text
 from lab.numbers import decimal
 from lab.statistics import fit_exponent
 from lab.sweep import Cell, collect, sweep
+from lipcore._checks import require
 from lipcore.adversarial import eigenvector_inputs, reduced_scores, shared_key_inputs
 
 #: The lengths of the paper, by text, and those of the worst-case inputs.
@@ -35,8 +36,7 @@ CROWDS = range(2, 98, 5)
 QUANTITIES = {"sigma": "local constant", "released": "released quantity"}
 
 
-@dataclass(frozen=True)
-class Panel:
+class Panel(NamedTuple):
     """One layer of a model on a text; published: prefactor · n^exponent, or only the power.
 
     With a head, it is this head without output projection on worst-case inputs of a radius.
@@ -78,22 +78,20 @@ PANELS = (
 
 
 def redo(folder: Path, *, instead: Mapping[str, str], every: int = 1) -> pd.DataFrame:
-    """Measure all panels, and return exponents and the values at the greatest length, a row each.
-
-    The folder receives ``encoder``, ``masked`` and ``adversarial`` as SVG and PNG, ``table.csv``,
-    and the measurements, so that a second call continues where one stopped. Names or files in
-    ``instead`` take the place of models and texts of the paper. Only every so many of the paper's
-    lengths, and the greatest, are measured.
-    """
-    _check(instead)
-    cells = {panel: _cells(panel, instead, every) for panel in PANELS if panel.head is None}
+    """Measure all panels, and return exponents and the values at the greatest length, a row each."""
+    names = _names(instead)
+    cells, found = {}, {}
+    for panel in PANELS:
+        if panel.head is None:
+            cells[panel] = _cells(panel, names, every)
     sweep(itertools.chain(*cells.values()), folder)
-    found = {
-        panel: collect(cells[panel], folder) if panel in cells else _worst(panel, instead, every)
-        for panel in PANELS
-    }
-    for name in dict.fromkeys(panel.figure for panel in PANELS):
-        grid = _draw({panel: rows for panel, rows in found.items() if panel.figure == name})
+    for panel in PANELS:
+        if panel in cells:
+            found[panel] = collect(cells[panel], folder)
+        else:
+            found[panel] = _worst(panel, names[panel.model], every)
+    for name, panels in itertools.groupby(PANELS, key=lambda panel: panel.figure):
+        grid = _draw({panel: found[panel] for panel in panels})
         for kind in ("svg", "png"):
             grid.figure.savefig(folder / f"{name}.{kind}", facecolor=colours.colour("ground"))
     result = pd.DataFrame([_row(panel, rows) for panel, rows in found.items()])
@@ -101,35 +99,33 @@ def redo(folder: Path, *, instead: Mapping[str, str], every: int = 1) -> pd.Data
     return result
 
 
-def _check(instead: Mapping[str, str]) -> None:
-    """Get every model and text, or refuse before anything runs."""
-    wanted = dict.fromkeys(panel.model for panel in PANELS)
+def _names(instead: Mapping[str, str]) -> dict[str, str]:
+    """Return what stands for each model and text, all of which are there, or refuse."""
+    used = dict.fromkeys(panel.model for panel in PANELS)
     texts = dict.fromkeys(panel.text for panel in PANELS)
-    if unknown := set(instead) - {*wanted, *texts}:
-        raise ValueError(f"instead: expected models and texts of the paper, got {sorted(unknown)}")
-    for name in (instead.get(model, model) for model in wanted):
+    require({*instead} <= {*used, *texts}, "instead", "names of the paper", sorted(instead))
+    found = {name: instead.get(name, name) for name in (*used, *texts)}
+    for name in map(found.get, used):
         if name in SOURCES and SOURCES[name].files:
             models.fetch(name)
     for text in texts:
-        load_text(instead.get(text, text))
+        load_text(found[text])
+    return found
 
 
-def _cells(panel: Panel, instead: Mapping[str, str], every: int) -> list[Cell]:
-    model = instead.get(panel.model, panel.model)
-    text = instead.get(panel.text, panel.text)
+def _cells(panel: Panel, names: Mapping[str, str], every: int) -> list[Cell]:
+    shown = {"text": names[panel.text], "decoder": panel.decoder, "tol": 1e-3}
     lengths = _some(LENGTHS[panel.text], every)
-    shown = {"text": text, "decoder": panel.decoder}
-    return [Cell(model, panel.layer, n, tol=1e-3, **shown) for n in lengths]
+    return [Cell(names[panel.model], panel.layer, n, **shown) for n in lengths]
 
 
 def _some(lengths: Sequence[int], every: int) -> list[int]:
-    """Return every so many lengths, and the last."""
     return sorted({*lengths[::every], lengths[-1]})
 
 
-def _worst(panel: Panel, instead: Mapping[str, str], every: int) -> pd.DataFrame:
+def _worst(panel: Panel, name: str, every: int) -> pd.DataFrame:
     """Return the rows of a head on a crowd and on eigenvector inputs, at every length."""
-    model = models.load(instead.get(panel.model, panel.model), decoder=panel.decoder)
+    model = models.load(name, decoder=panel.decoder)
     attention = model.attention(panel.layer, head=panel.head, output_projection=False)
     attention = attention.to(torch.float64)
     A, basis = reduced_scores(attention)
@@ -138,8 +134,8 @@ def _worst(panel: Panel, instead: Mapping[str, str], every: int) -> pd.DataFrame
         crowd = shared_key_inputs(attention, n, panel.radius).X
         pair = eigenvector_inputs(A, n, panel.radius) @ basis.mT
         rows = measure_layer(attention, torch.stack([crowd, pair]), tol=1e-3, bounds=())
-        found += [{"n": n} | row for row in rows]
-    return pd.DataFrame(found)
+        found.append(pd.DataFrame(rows).assign(n=n))
+    return pd.concat(found, ignore_index=True)
 
 
 def _row(panel: Panel, rows: pd.DataFrame) -> dict:
@@ -158,15 +154,14 @@ def _draw(found: Mapping[Panel, pd.DataFrame]):
     parts = []
     for panel, rows in found.items():
         rows = rows.rename(columns=QUANTITIES)
+        curves = [*QUANTITIES.values()]
         if panel.exponent is not None:
             first = rows[rows["n"] == rows["n"].min()]
             power = rows["n"] ** panel.exponent
             start = gmean(first["released quantity"]) / power.min()  # where only it is published
             rows["published"] = (panel.prefactor or start) * power
-        values = rows.melt(
-            ["n"], [*QUANTITIES.values(), *({"published"} & {*rows})], var_name="curve"
-        )
-        parts.append(values.assign(what=panel.title))
+            curves.append("published")
+        parts.append(rows.melt(["n"], curves, var_name="curve").assign(what=panel.title))
     grid = sns.relplot(
         pd.concat(parts, ignore_index=True),
         x="n", y="value", hue="curve", col="what", col_wrap=2, kind="line",
@@ -179,11 +174,7 @@ def _draw(found: Mapping[Panel, pd.DataFrame]):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return 0, or 2 with one line if something is not available."""
-    import pooch
-
-    parser = argparse.ArgumentParser(
-        prog="python -m lab.paper", description="Redo the paper's figures on its models."
-    )
+    parser = argparse.ArgumentParser(prog="python -m lab.paper", description=__doc__)
     parser.add_argument("folder", type=Path, help="where figures, table and measurements go")
     help_instead = "another model or text in place of the paper's, as gpt2=FOLDER or alice=FILE"
     parser.add_argument("--instead", nargs="+", default=[], metavar="NAME=X", help=help_instead)

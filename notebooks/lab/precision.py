@@ -1,9 +1,7 @@
-r"""How far rounding inside a layer moves the output, and what the layer's derivative predicts.
+"""How far rounding inside a layer moves the output, and what the layer's derivative predicts.
 
-A layer is cut where something is rounded. The rest of it is a map g of the numbers z there, and the
-output moves by :math:`g(\mathrm{rd}(z)) - g(z)`. The prediction takes g as linear and the errors as
-random: uniform within the spacing of the format, and equal for equal numbers. In ``torch.int8`` the
-largest entry of a tensor is 127 steps.
+The prediction takes the rest of the layer as linear, and the errors as random: uniform within the
+spacing of the format, and equal for equal numbers. ``torch.int8`` has 127 steps for a tensor.
 """
 
 from __future__ import annotations
@@ -21,7 +19,9 @@ from lipcore.bounds.layer import check_covered
 
 #: What can be rounded, in the order of the computation in a layer.
 SOURCES = ("tokens", "parameters", "queries", "keys", "scores", "weights", "values")
-_MATRICES = ("query", "key", "value", "output")
+_PARAMETERS = [
+    name + kind for kind in ("", "_bias") for name in ("query", "key", "value", "output")
+]
 
 #: The numbers z that are rounded, and the map g of them.
 Stage = tuple[tuple[Tensor, ...], Callable[..., Tensor]]
@@ -30,9 +30,8 @@ Stage = tuple[tuple[Tensor, ...], Callable[..., Tensor]]
 def stage(attention: Attention, X: Tensor, source: str) -> Stage:
     """Return the numbers z that are rounded, and the map g from them to the output f(X) = g(*z).
 
-    The source is one of :data:`SOURCES`. Scores are λ(q·k), before biases and masks; queries and
-    keys are already rotated by their positions. The layer has no sinks, gates, softcap or
-    normalised queries; X is (n, d).
+    Scores are λ(q·k), before biases and masks; queries and keys are already rotated by their
+    positions. The layer has no sinks, gates, softcap or normalised queries; X is (n, d).
 
     Examples
     --------
@@ -42,15 +41,11 @@ def stage(attention: Attention, X: Tensor, source: str) -> Stage:
     >>> z[0].shape, torch.allclose(g(*z), f(X))
     (torch.Size([1, 4, 4]), True)
     """
-    if source not in SOURCES:
-        raise ValueError(f"source: expected one of {', '.join(SOURCES)}, got {source!r}")
     check_covered(attention)
-    attention.check_input(X)
     if source == "tokens":
         return (X,), attention
     if source == "parameters":
-        every = (*_MATRICES, *(f"{name}_bias" for name in _MATRICES))
-        names = [name for name in every if getattr(attention, name) is not None]
+        names = [name for name in _PARAMETERS if getattr(attention, name) is not None]
         parameters = tuple(getattr(attention, name) for name in names)
         return parameters, lambda *new: replace(attention, **dict(zip(names, new, strict=True)))(X)
     rows = slice(0, len(X))
@@ -75,24 +70,14 @@ def stage(attention: Attention, X: Tensor, source: str) -> Stage:
 
 @torch.no_grad()
 def measured(at: Stage, dtype: torch.dtype) -> Tensor:
-    """Return how rounding to ``dtype`` moves the output of a stage: g(rounded z) − g(z).
-
-    Examples
-    --------
-    >>> f = Attention.from_matrices(torch.zeros(1, 1), torch.eye(1))
-    >>> measured(stage(f, torch.tensor([[1.001]]), "tokens"), torch.bfloat16)
-    tensor([[-0.0010]])
-    """
+    """Return how rounding to ``dtype`` moves the output of a stage: g(rounded z) − g(z)."""
     z, g = at
     return g(*(_rounded(part, dtype) for part in z)) - g(*z)
 
 
 @torch.no_grad()
 def measured_inside(attention: Attention, X: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return how f(X) moves if scores, weights and values are all rounded, one after another.
-
-    :func:`lab.rounding.rounding_upper` bounds the norm of this move.
-    """
+    """Return the move of f(X) that :func:`lab.rounding.rounding_upper` bounds, for all sources."""
     (scores,), of_scores = stage(attention, X, "scores")
     masked = mask_scores_(attention, rounding.rounded(scores, dtype), slice(0, len(X)))
     P = rounding.rounded(torch.softmax(masked, dim=-1), dtype)
@@ -108,8 +93,7 @@ def predicted(
 
     It is the mean of :math:`\|(Dg\,[\delta])_i\|^2` over ``probes`` draws of δ = ± (largest
     error)/√3, the standard deviation of a uniform error. Signs are independent, but the same for
-    equal numbers and opposite for opposite ones. If no two numbers are equal, the mean is an
-    unbiased estimate of the squares of :math:`Dg` with its columns multiplied by these deviations.
+    equal numbers and opposite for opposite ones.
     """
     z, g = at
     total = 0

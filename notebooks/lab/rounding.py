@@ -1,8 +1,4 @@
-r"""How far a layer's output moves when the numbers in its computation are rounded to fewer digits.
-
-In a format with machine epsilon ε, numbers between :math:`2^e` and :math:`2^{e+1}` are
-:math:`2^e\varepsilon` apart, and rounding to the nearest moves a number by half of that at most.
-"""
+"""How far a layer's output moves when numbers in its computation are rounded to fewer digits."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from lipcore._checks import check_scores
+from lipcore._checks import check_scores, require
 from lipcore._heads import mask_scores_
 from lipcore.attention import Attention
 from lipcore.bounds._matrices import norms, std_and_radius
@@ -35,13 +31,7 @@ def spacing(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the nearest numbers of ``dtype``, ties to even, in the precision of x.
-
-    Examples
-    --------
-    >>> rounded(torch.tensor([3.14159]), torch.bfloat16)
-    tensor([3.1406])
-    """
+    """Return the nearest numbers of ``dtype``, ties to even, in the precision of x."""
     step = spacing(x, dtype)
     return torch.round(x / step) * step
 
@@ -52,11 +42,7 @@ def largest_error(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def rounding_upper(
-    attention: Attention,
-    X: Tensor,
-    dtype: torch.dtype,
-    *,
-    sources: tuple[str, ...] = ROUNDED,
+    attention: Attention, X: Tensor, dtype: torch.dtype, *, sources: tuple[str, ...] = ROUNDED
 ) -> Tensor:
     r"""Return how far f(X) can move if its parts are rounded (:prf:ref:`thm-rounding`).
 
@@ -75,9 +61,7 @@ def rounding_upper(
     >>> rounding_upper(f, torch.ones(4, 1), torch.bfloat16, sources=("scores",)).item()
     0.0
     """
-    unknown = [source for source in sources if source not in ROUNDED]
-    if unknown:
-        raise ValueError(f"sources: expected some of {', '.join(ROUNDED)}, got {unknown[0]!r}")
+    require({*sources} <= {*ROUNDED}, "sources", f"some of {', '.join(ROUNDED)}", sources)
     sequences = sequences_of(attention, X)
     return rounded_up([_at(layer, tokens, dtype, sources) for layer, tokens in sequences], X)
 

@@ -1,21 +1,15 @@
-r"""Attacks in token space, a search for sequences of real tokens with a large local constant.
-
-A user cannot perturb embeddings freely, but can choose words. The search puts a token at one
-position or at a few at once. The gradient of :math:`\sigma_{\max}` proposes, and exact evaluation
-decides.
-"""
+"""Searches for sequences of real tokens at which a layer's local constant is large."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
 
 from lab.models.language_model import LanguageModel
-from lipcore._checks import check_count
 from lipcore.attention import Attention
 from lipcore.lipschitz import local_lipschitz
 
@@ -26,15 +20,12 @@ TOLERANCE = 1e-3
 _Exchange = tuple[Tensor, int]
 
 
-@dataclass(frozen=True, eq=False)
-class SearchResult:
-    """The best sequence of a search, the constant of the layer there, and how it was found.
-
-    The history (evaluations,) is the best value after each exact evaluation, the start included.
-    """
+class SearchResult(NamedTuple):
+    """The best sequence of a search, the constant of the layer there, and how it was found."""
 
     ids: Tensor
     value: float
+    #: the best value after each exact evaluation, the start included
     history: Tensor
 
 
@@ -54,24 +45,18 @@ def token_scores(model: LanguageModel, layer: int, ids: Tensor) -> Tensor:
     embedding layer, :math:`x^0_i`, is that of :math:`u\cdot D_Xf[v]` (Danskin). Another token t at
     position i moves :math:`x^0_i` to :math:`x^0_i(t) = \mathrm{LayerNorm}(E_t + p_i)`, which is
     known exactly, and the predicted change is :math:`\nabla_{x^0_i}\sigma\cdot(x^0_i(t) - x^0_i)`.
-    A linear model of LayerNorm too would prefer the tokens with the longest embeddings, although
-    LayerNorm removes their length.
 
     The result has shape (n, vocabulary), and is zero for the tokens that are there. The model is
     of BERT type, and ids (n,) are one sequence.
     """
-    if model.architecture != "BERT":
-        raise ValueError(f"model: expected one of BERT type, got {model.architecture}")
     f = model.attention(layer)
-    x0 = model.hidden_states(0, ids)
-    ids = _one_sequence(ids)
-    x0 = x0[0].requires_grad_()
+    x0 = model.hidden_states(0, ids)[0].requires_grad_()
     X = entering(model, layer, x0)
     found = local_lipschitz(f, X.detach()[None], tol=TOLERANCE)
     (pulled,) = torch.autograd.grad(f(X), X, found.left[0], create_graph=True)
     (gradient,) = torch.autograd.grad((pulled * found.right[0]).sum(), x0)
     scores = _products(model, gradient)
-    return scores - scores.gather(1, ids[:, None])
+    return scores - scores.gather(1, ids.long()[:, None])
 
 
 def entering(model: LanguageModel, layer: int, x0: Tensor) -> Tensor:
@@ -112,20 +97,8 @@ def guided_search(
     from the best ``per_position`` tokens of every position by :func:`token_scores`. For larger c it
     is drawn from as many tokens, those with the largest sum over their best c positions. Every
     round takes ``batch`` exchanges that were not tried since the last change, and makes the best of
-    them if it raises the constant.
-
-    Parameters
-    ----------
-    ids : Tensor of integers, shape (n,)
-        The sequence at which the search begins.
-    evaluations : int
-        The number of exact evaluations in all, the start included.
-    batch, copies, per_position
-        16, (1, 2, 4) and 4 if left out.
-    allowed : Tensor of bool, shape (vocabulary,), optional
-        Tokens that may be put in; all if left out.
-    generator : torch.Generator, optional
-        The source of chance; a fixed seed if left out.
+    them if it raises the constant. All in all ``evaluations`` sequences are evaluated, the first of
+    which is ``ids`` (n,), and tokens are put in where ``allowed`` (vocabulary,) is true.
     """
 
     def propose(ids, copies, allowed, generator) -> Iterator[_Exchange]:
@@ -152,15 +125,9 @@ def random_search(model: LanguageModel, layer: int, ids: Tensor, **options) -> S
 
 
 def random_sequences(
-    model: LanguageModel,
-    layer: int,
-    n: int,
-    *,
-    evaluations: int,
-    allowed: Tensor,
-    generator: Generator,
-    batch: int = 16,
-) -> SearchResult:
+    model: LanguageModel, layer: int, n: int,
+    *, evaluations: int, allowed: Tensor, generator: Generator, batch: int = 16,
+) -> SearchResult:  # fmt: skip
     """Return the best of sequences of n allowed tokens, drawn uniformly."""
     tokens = allowed.nonzero()[:, 0]
     drawn = tokens[torch.randint(len(tokens), (evaluations, n), generator=generator)]
@@ -170,30 +137,18 @@ def random_sequences(
 
 
 def _search(
-    model: LanguageModel,
-    layer: int,
-    ids: Tensor,
-    propose: Callable[..., Iterator[_Exchange]],
-    *,
-    evaluations: int,
-    batch: int = 16,
-    copies: Sequence[int] = (1, 2, 4),
-    allowed: Tensor | None = None,
+    model: LanguageModel, layer: int, ids: Tensor, propose: Callable[..., Iterator[_Exchange]],
+    *, evaluations: int, allowed: Tensor, batch: int = 16, copies: Sequence[int] = (1, 2, 4),
     generator: Generator | None = None,
-) -> SearchResult:
+) -> SearchResult:  # fmt: skip
     """Make the best of each round's exchanges where it raises the constant."""
     f = model.attention(layer)
+    ids = ids.long()
     history = evaluate(model, layer, ids, f).double()
-    ids = _one_sequence(ids)
-    # one copy always fits
-    copies = [c for c in copies if check_count("copies", c) <= len(ids)] or [1]
-    if allowed is None:
-        allowed = torch.ones(model.vocab_size, dtype=torch.bool)
-    if allowed.dtype != torch.bool or allowed.shape != (model.vocab_size,) or not allowed.any():
-        raise ValueError(f"allowed: expected {model.vocab_size} truth values, some of them true")
+    copies = [c for c in copies if c <= len(ids)]
     generator = generator or Generator().manual_seed(0)
     exchanges = propose(ids, copies, allowed, generator)
-    while (missing := check_count("evaluations", evaluations) - len(history)) > 0:
+    while (missing := evaluations - len(history)) > 0:
         tried = list(islice(exchanges, min(batch, missing)))
         if not tried:  # none is left
             history = torch.cat([history, history[-1:].expand(missing)])
@@ -214,11 +169,8 @@ def _pool(scores: Tensor, copies: int, per_position: int, generator: Generator) 
     n, vocabulary = scores.shape
     if copies == 1:
         best = scores.topk(min(per_position, vocabulary), dim=1)
-        found = [
-            (torch.tensor([place]), token)
-            for place in range(n)
-            for token in best.indices[place, best.values[place].isfinite()].tolist()
-        ]
+        places, ranks = best.values.isfinite().nonzero(as_tuple=True)
+        found = [*zip(places[:, None], best.indices[places, ranks].tolist(), strict=True)]
     else:
         places = scores.topk(copies, dim=0)  # the best places of each token
         best = places.values.sum(0).topk(min(n * per_position, vocabulary))
@@ -229,9 +181,3 @@ def _pool(scores: Tensor, copies: int, per_position: int, generator: Generator) 
 
 def _draw(count: int, generator: Generator) -> int:
     return int(torch.randint(count, (), generator=generator))
-
-
-def _one_sequence(ids: Tensor) -> Tensor:
-    if ids.numel() != ids.shape[-1]:
-        raise ValueError(f"ids: expected one sequence, got shape {tuple(ids.shape)}")
-    return ids.flatten().long().clone()

@@ -1,11 +1,8 @@
-r"""Searches over token sequences, compared at equal budget and many times over.
-
-``python -m lab.token_race FILE`` runs every search and stores what it found.
-"""
+"""Searches at equal budget, many times over: ``python -m lab.token_race FILE`` stores them."""
 
 from __future__ import annotations
 
-import argparse
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -32,12 +29,10 @@ EVERY = 8
 
 
 class Entrant(NamedTuple):
-    """One way to use the budget: random sequences first, then a search from the best of them.
-
-    Without random sequences the search begins at a piece of text.
-    """
+    """One way to use the budget: random sequences first, then a search from the best of them."""
 
     first: int
+    #: begins at a piece of text if no random sequences came first
     search: Callable[..., SearchResult] | None
 
 
@@ -54,25 +49,17 @@ ENTRANTS = {
 def plain_tokens(model: LanguageModel) -> Tensor:
     """Return a mask of the tokens that are easy to write: no special tokens, no other alphabets."""
     words = [model.tokenizer.id_to_token(i) for i in range(model.vocab_size)]
-    special = [word.startswith("[") and len(word) > 2 for word in words]
-    plain = [word.isascii() for word in words]
-    return torch.tensor(plain) & ~torch.tensor(special)
+    plain = [word.isascii() and not (word.startswith("[") and len(word) > 2) for word in words]
+    return torch.tensor(plain)
 
 
 def run(
-    model: LanguageModel,
-    layer: int,
-    entrant: Entrant,
-    ids: Tensor,
-    *,
-    allowed: Tensor,
-    seed: int,
-    budget: int = BUDGET,
-) -> SearchResult:
+    model: LanguageModel, layer: int, entrant: Entrant, ids: Tensor,
+    *, allowed: Tensor, seed: int, budget: int = BUDGET,
+) -> SearchResult:  # fmt: skip
     """Run one search once, with the whole budget of exact evaluations.
 
-    A search without random sequences begins at the piece of text ``ids`` (n,). Searches with the
-    same seed evaluate the same random sequences.
+    Searches with the same seed evaluate the same random sequences.
     """
     options = {"allowed": allowed, "generator": torch.Generator().manual_seed(seed)}
     first = min(entrant.first, budget)
@@ -83,8 +70,7 @@ def run(
         return found
     # the start was evaluated already, so that it is counted once
     later = entrant.search(model, layer, found.ids, evaluations=budget - first + 1, **options)
-    history = torch.cat([found.history, later.history[1:]])
-    return SearchResult(later.ids, later.value, history)
+    return later._replace(history=torch.cat([found.history, later.history[1:]]))
 
 
 def starts(model: LanguageModel) -> Tensor:
@@ -93,20 +79,12 @@ def starts(model: LanguageModel) -> Tensor:
 
 
 def stored() -> pd.DataFrame:
-    """Return the runs that are kept with the book, one row each.
-
-    Columns are ``entrant``, ``seed``, ``text`` (the piece where a search without random sequences
-    begins), ``best`` (after 1, 9, …, 161 evaluations) and ``ids`` (the sequence at the end);
-    ``attrs`` say how it was made.
-    """
+    """Return the runs that are kept with the book, ``best`` after 1, 9, …, 161 evaluations."""
     return read_rows("searches.json", "runs", "make searches")
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(file: Path) -> None:
     """Run the race on layer 0 of MiniLM and write it to a file."""
-    parser = argparse.ArgumentParser(prog="python -m lab.token_race", description=__doc__)
-    parser.add_argument("file", type=Path, help="where the runs go, as JSON")
-    file = parser.parse_args(arguments).file
     model = models.load("minilm")
     allowed = plain_tokens(model)
     plan = [(name, *piece) for name in ENTRANTS for piece in enumerate(starts(model))]
@@ -119,8 +97,7 @@ def main(arguments: list[str] | None = None) -> int:
             rows.append(row | {"ids": found.ids.tolist()})
     made = {"model": "minilm", "layer": 0, "text": "pydoc", "versions": versions()}
     write_rows(file, "runs", rows, **made)
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(Path(sys.argv[1]))

@@ -1,17 +1,16 @@
-r"""A small Transformer that learns to recall, trained with and without methods that keep it smooth.
+"""A small Transformer that learns to recall, trained with and without methods that keep it smooth.
 
 A sequence lists pairs of a key and a value, one token each, and its last token asks for one of the
-keys; the answer is the value beside it. Embeddings are random and fixed, so that a distance between
-tokens means the same for every network. Several seeds are trained at once: parameters and tokens
-have the seed as their first dimension, and nothing passes from one seed to another.
-``python -m lab.training FILE`` makes what is stored.
+keys; the answer is the value beside it. Embeddings are random and fixed. Several seeds are trained
+at once: they are the first dimension of parameters and tokens, and do not touch each other.
+``python -m lab.training FILE`` makes what is stored, and continues an interrupted run.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import shutil
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -22,6 +21,7 @@ import pandas as pd
 import torch
 from scipy import stats
 from torch import Tensor
+from torch.linalg import matrix_norm
 from torch.nn.functional import cross_entropy, normalize
 
 from lab._threads import one_thread
@@ -78,8 +78,7 @@ def embeddings() -> dict[str, Tensor]:
 
 def sequences(generators: Sequence[torch.Generator], count: int) -> tuple[Tensor, Tensor]:
     """Draw tokens (seeds, count, 12, 32) and the right answers (seeds, count)."""
-    table = embeddings()
-    tokens, answers = [], []
+    table, tokens, answers = embeddings(), [], []
     for generator in generators:
         shuffled = torch.rand(count, KEYS, generator=generator).argsort(-1)
         keys = shuffled[:, :PAIRS]  # no key twice
@@ -92,26 +91,28 @@ def sequences(generators: Sequence[torch.Generator], count: int) -> tuple[Tensor
 
 
 def initial(generators: Sequence[torch.Generator]) -> Parameters:
-    """Return random weights, those of all seeds in one tensor, with entries of variance 1/d."""
+    """Return random weights, with entries of variance 1/d."""
     shapes = {"answer": (VALUES, WIDTH)}
     for layer in range(LAYERS):
         shapes |= {f"{name}{layer}": (HEADS, HEAD, WIDTH) for name in ("query", "key", "value")}
         shapes[f"output{layer}"] = (HEADS, WIDTH, HEAD)
-        shapes[f"up{layer}"] = (2 * WIDTH, WIDTH)
-        shapes[f"down{layer}"] = (WIDTH, 2 * WIDTH)
+        shapes[f"up{layer}"], shapes[f"down{layer}"] = (2 * WIDTH, WIDTH), (WIDTH, 2 * WIDTH)
+    drawn = [
+        [torch.randn(shape, generator=g, dtype=torch.float64) for shape in shapes.values()]
+        for g in generators
+    ]
+    stacked = map(torch.stack, zip(*drawn, strict=True))
+    return {name: W / math.sqrt(W.shape[-1]) for name, W in zip(shapes, stacked, strict=True)}
 
-    def draw(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        entries = torch.randn(shape, generator=generator, dtype=torch.float64)
-        return entries / math.sqrt(shape[-1])
 
-    drawn = [{name: draw(shape, g) for name, shape in shapes.items()} for g in generators]
-    return {name: torch.stack([one[name] for one in drawn]) for name in shapes}
+def _heads(parameters: Parameters, name: str, layer: int, X: Tensor) -> Tensor:
+    """Return the queries, keys or values of each head: (seeds, …, heads, n, k)."""
+    return torch.einsum("shkd,s...nd->s...hnk", parameters[f"{name}{layer}"], X)
 
 
 def weights(parameters: Parameters, layer: int, X: Tensor, qk_norm: float | None = None) -> Tensor:
     """Return attention weights of a layer at X (seeds, …, n, d): (seeds, …, heads, n, n)."""
-    q = torch.einsum("shkd,s...nd->s...hnk", parameters[f"query{layer}"], X)
-    k = torch.einsum("shkd,s...nd->s...hnk", parameters[f"key{layer}"], X)
+    q, k = (_heads(parameters, name, layer, X) for name in ("query", "key"))
     if qk_norm is None:
         return torch.softmax(q @ k.mT / math.sqrt(HEAD), -1)
     return torch.softmax(qk_norm * normalize(q, dim=-1) @ normalize(k, dim=-1).mT, -1)
@@ -119,9 +120,8 @@ def weights(parameters: Parameters, layer: int, X: Tensor, qk_norm: float | None
 
 def attend(parameters: Parameters, layer: int, X: Tensor, qk_norm: float | None = None) -> Tensor:
     """Return what the attention of a layer adds to X, output projection included."""
-    P = weights(parameters, layer, X, qk_norm)
-    v = torch.einsum("shkd,s...nd->s...hnk", parameters[f"value{layer}"], X)
-    return torch.einsum("shdk,s...hnk->s...nd", parameters[f"output{layer}"], P @ v)
+    outputs = weights(parameters, layer, X, qk_norm) @ _heads(parameters, "value", layer, X)
+    return torch.einsum("shdk,s...hnk->s...nd", parameters[f"output{layer}"], outputs)
 
 
 def states(parameters: Parameters, X: Tensor, qk_norm: float | None = None) -> list[Tensor]:
@@ -168,16 +168,15 @@ def mixing(parameters: Parameters, X: Tensor) -> Tensor:
     for layer, entering in enumerate(states(parameters, X)[:-1]):
         passed = parameters[f"output{layer}"] @ parameters[f"value{layer}"]
         P = weights(parameters, layer, entering)
-        size = torch.linalg.matrix_norm(passed, 2)[:, None] * torch.linalg.matrix_norm(P, 2)
+        size = matrix_norm(passed, 2)[:, None] * matrix_norm(P, 2)
         total = total + size.sum(-1)
     return total.mean(-1)
 
 
 def softmax_jacobian(parameters: Parameters, X: Tensor) -> Tensor:
-    """Return the mean over rows, heads and layers of the two-weights bound of ‖diag(p) − ppᵀ‖.
+    """Return the mean two-weights bound of ‖diag(p) − ppᵀ‖ over rows, heads and layers.
 
-    This is our reading of the regulariser JaSMin (Yudin et al. 2025), whose abstract says that it
-    makes the norm of the softmax's Jacobian small (:prf:ref:`lem-rivals-softmax`).
+    This is our reading of JaSMin (Yudin et al. 2025, :prf:ref:`lem-rivals-softmax`).
     """
     layers = enumerate(states(parameters, X)[:-1])
     rows = [softmax_norm_upper(weights(parameters, i, entering)) for i, entering in layers]
@@ -186,11 +185,12 @@ def softmax_jacobian(parameters: Parameters, X: Tensor) -> Tensor:
 
 def capped(parameters: Parameters, cap: float) -> Parameters:
     """Clip the singular values of every matrix at ``cap``."""
-    found = {}
-    for name, matrix in parameters.items():
+
+    def clip(matrix: Tensor) -> Tensor:
         U, S, Vh = torch.linalg.svd(matrix, full_matrices=False)
-        found[name] = U * S.clamp(max=cap)[..., None, :] @ Vh
-    return found
+        return U * S.clamp(max=cap)[..., None, :] @ Vh
+
+    return {name: clip(matrix) for name, matrix in parameters.items()}
 
 
 #: The methods that are compared.
@@ -217,11 +217,7 @@ class Trained(NamedTuple):
 def train(
     method: Method, strength: float, seeds: Sequence[int] = SEEDS, *, steps: int | None = None
 ) -> Trained:
-    """Train one network for each seed, all at once, with Adam and a rate that falls to zero.
-
-    Every seed has its own generator, for its weights first and then for its sequences, so that
-    methods start alike and see the same sequences.
-    """
+    """Train one network for each seed, all at once, with Adam and a rate that falls to zero."""
     steps = STEPS if steps is None else steps
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     parameters = {name: p.requires_grad_() for name, p in initial(generators).items()}
@@ -231,7 +227,7 @@ def train(
     for step in range(steps):
         X, answers = sequences(generators, BATCH)
         if method.attack:
-            X = X - strength * _unit(_slope(Trained(parameters, qk_norm), X, answers))
+            X = X - strength * _unit_slope(Trained(parameters, qk_norm), X, answers)
         loss = _loss(logits(parameters, X, qk_norm), answers)
         total = loss.sum()
         if method.penalty is not None and step % LAZY == 0:
@@ -242,9 +238,9 @@ def train(
         adam.step()
         losses.append(loss.detach())
         if method.cap and (step % LAZY == 0 or step == steps - 1):
-            clipped = capped({name: p.detach() for name, p in parameters.items()}, strength)
-            for name, matrix in clipped.items():
-                parameters[name].data.copy_(matrix)
+            with torch.no_grad():
+                for name, matrix in capped(parameters, strength).items():
+                    parameters[name].copy_(matrix)
     found = {name: p.detach() for name, p in parameters.items()}
     return Trained(found, qk_norm, torch.stack(losses))
 
@@ -264,42 +260,28 @@ def margins(trained: Trained, X: Tensor, answers: Tensor) -> Tensor:
 def attacked(
     trained: Trained, X: Tensor, answers: Tensor, radius: float, *, steps: int = 15
 ) -> Tensor:
-    """Return the least margin that projected gradient steps find in the ball around each X.
-
-    All tokens of a sequence move together, by ``radius`` in the Frobenius norm, and the first step
-    is along the gradient at X.
-    """
+    """Return the least margin that gradient steps find if all tokens move, by ``radius`` in all."""
     H = torch.zeros_like(X)
     least = margins(trained, X, answers)
     for _ in range(steps):
-        H = H - radius / 2 * _unit(_slope(trained, X + H, answers))
-        H = H * (radius / _size(H)).clamp(max=1)
+        H = H - radius / 2 * _unit_slope(trained, X + H, answers)
+        H = H * (radius / H.norm(dim=(-2, -1), keepdim=True)).clamp(max=1)
         least = torch.minimum(least, margins(trained, X + H, answers))
     return least
 
 
-def _slope(trained: Trained, X: Tensor, answers: Tensor) -> Tensor:
+def _unit_slope(trained: Trained, X: Tensor, answers: Tensor) -> Tensor:
     Y = X.detach().requires_grad_()
-    return torch.autograd.grad(margins(trained, Y, answers).sum(), Y)[0]
-
-
-def _size(H: Tensor) -> Tensor:
-    return H.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-300)
-
-
-def _unit(H: Tensor) -> Tensor:
-    return H / _size(H)
+    (slope,) = torch.autograd.grad(margins(trained, Y, answers).sum(), Y)
+    return slope / slope.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-300)
 
 
 def rounded(parameters: Parameters, kind: str) -> Parameters:
     """Return weights in fewer bits: ``"bfloat16"``, or ``"int8"`` with one scale for each row."""
     if kind == "bfloat16":
         return {name: W.bfloat16().to(W.dtype) for name, W in parameters.items()}
-    found = {}
-    for name, W in parameters.items():
-        step = W.abs().amax(-1, keepdim=True).clamp(min=1e-300) / 127
-        found[name] = (W / step).round() * step
-    return found
+    steps = {name: W.abs().amax(-1, keepdim=True) / 127 for name, W in parameters.items()}
+    return {name: (W / steps[name]).round() * steps[name] for name, W in parameters.items()}
 
 
 def held_out(seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -307,27 +289,19 @@ def held_out(seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
     return sequences([torch.Generator().manual_seed(10_000 + seed) for seed in seeds], HELD_OUT)
 
 
-def measure(
-    trained: Trained, seeds: Sequence[int] = SEEDS, *, radii: Sequence[float] = RADII
-) -> dict[str, Tensor]:
-    """Return results of the networks on held-out sequences: one number a seed for each question.
-
-    Attacks move tokens by each of the radii.
-    """
+def measure(trained: Trained, seeds: Sequence[int] = SEEDS, *, radii=RADII) -> dict[str, Tensor]:
+    """Return results of the networks on held-out sequences: one number a seed for each question."""
     X, answers = held_out(seeds)
     clear = margins(trained, X, answers)
-    fixed = {"qk_norm": trained.qk_norm}
-    scores = logits(trained.parameters, X, **fixed)
+    parameters, fixed = trained.parameters, {"qk_norm": trained.qk_norm}
+    scores = logits(parameters, X, **fixed)
     few = X[:, :MEASURED]
-
-    def sigma(fn: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
-        return local_lipschitz(fn, at, tol=1e-4, probability=None).value
-
+    sigma = partial(local_lipschitz, tol=1e-4, probability=None)
     layers = [
-        sigma(partial(attend, trained.parameters, layer, **fixed), at)
-        for layer, at in enumerate(states(trained.parameters, few, **fixed)[:-1])
+        sigma(partial(attend, parameters, layer, **fixed), at).value
+        for layer, at in enumerate(states(parameters, few, **fixed)[:-1])
     ]
-    whole = sigma(partial(_as_row, trained.parameters, **fixed), few)
+    whole = sigma(partial(_as_row, parameters, **fixed), few).value
     found = {
         "accuracy": _share(clear > 0),
         "loss": _loss(scores, answers),
@@ -339,7 +313,7 @@ def measure(
     for radius in radii:
         found[f"attacked {radius:g}"] = _share(attacked(trained, X, answers, radius) > 0)
     for kind in ("int8", "bfloat16"):
-        moved = logits(rounded(trained.parameters, kind), X, **fixed)
+        moved = logits(rounded(parameters, kind), X, **fixed)
         found[f"{kind} moved"] = ((moved - scores).norm(dim=-1) / clear.abs()).median(-1).values
         found[f"{kind} flipped"] = _share(moved.argmax(-1) != scores.argmax(-1))
     return found
@@ -352,7 +326,7 @@ def _share(which: Tensor) -> Tensor:
 def study(name: str) -> dict:
     """Choose the strength of a method on other seeds, train with it, return what is stored."""
     method = METHODS[name]
-    tried: dict[str, float] = {}
+    tried = {}
     for strength in method.strengths:
         clear = margins(train(method, strength, CHOSEN_ON), *held_out(CHOSEN_ON)) > 0
         accuracy = round(_share(clear).mean().item(), 4)
@@ -366,32 +340,23 @@ def study(name: str) -> dict:
 
 
 def stored() -> pd.DataFrame:
-    """Return the results that are kept with the book, one row for each method.
-
-    Columns are ``strength``, ``tried`` (accuracies by strength), ``losses`` (a row for every
-    twentieth step) and those of :func:`measure`, lists with one number for each seed.
-    """
+    """Return the results that are kept with the book, one row for each method."""
     return read_rows("training.json", "methods", COMMAND).set_index("name")
 
 
-def interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Return Student's interval for the mean of independent, normal values."""
-    found = stats.ttest_1samp(values, 0).confidence_interval(confidence)
-    return float(found.low), float(found.high)
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return Student's 95 % interval for the mean of independent, normal values."""
+    return stats.ttest_1samp(values, 0).confidence_interval(0.95)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Study every method, write the results to a file, and continue an interrupted run."""
-    parser = argparse.ArgumentParser(prog="python -m lab.training", description=__doc__)
-    parser.add_argument("file", type=Path, help="where the results go, as JSON")
-    file = parser.parse_args(arguments).file
+def main(file: Path) -> None:
+    """Study every method, and write the results to a file."""
     parts = file.with_suffix(".part")
     with one_thread():
         found = [kept(parts / f"{i}.json", partial(study, name)) for i, name in enumerate(METHODS)]
     write_rows(file, "methods", found, command=COMMAND, versions=versions())
     shutil.rmtree(parts)
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(Path(sys.argv[1]))

@@ -7,7 +7,7 @@ problem again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tqdm import tqdm
 
@@ -15,7 +15,6 @@ from lab._threads import one_thread
 from lab.attack.candidates import KNOWN_FAILURES
 from lab.attack.problems import Outcome
 from lab.attack.settings import SETTINGS
-from lipcore._checks import check_count
 
 __all__ = ["KNOWN_FAILURES", "TOLERANCE", "Outcome", "Row", "attack", "replay"]
 
@@ -25,8 +24,7 @@ TOLERANCE = 1e-9
 _SHARES = {"layer": 20, "l2": 20, "softmax": 5, "weighted": 5, "ball": 10, "rounding": 10}
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """The result of the attack on one bound."""
 
     bound: str
@@ -48,16 +46,13 @@ def attack(
     *,
     problems: int = 1000,
     seed: int = 0,
-    settings: Mapping[str, Callable[[int, int], Iterator[Outcome]]] | None = None,
+    settings: Mapping[str, Callable[[int, int], Iterator[Outcome]]] = SETTINGS,
     progress: bool = True,
 ) -> list[Row]:
     """Attack every bound, and return one row for each, in the order in which they were met.
 
-    There are ``problems`` heads, each with about two hundred inputs; other settings have their
-    share. ``settings`` may take the place of ``lab.attack.settings.SETTINGS``.
+    There are ``problems`` heads, each with about two hundred inputs, and a share of other settings.
     """
-    check_count("problems", problems)
-    settings = SETTINGS if settings is None else settings
     plan = [
         (name, index)
         for name in settings
@@ -73,27 +68,18 @@ def attack(
 
 def replay(setting: str, seed: int, index: int) -> list[Outcome]:
     """Run one problem of a setting (a key of ``lab.attack.settings.SETTINGS``) again."""
-    if setting not in SETTINGS:
-        raise ValueError(f"setting: expected one of {', '.join(SETTINGS)}, got {setting!r}")
     return list(SETTINGS[setting](seed, index))
 
 
 def _row(bound: str, outcomes: list[tuple[Outcome, str]]) -> Row:
     worst, place = max(outcomes, key=lambda pair: pair[0].ratio)
-    row = {
-        "bound": bound,
-        "source": worst.source,
-        "tries": sum(outcome.tries for outcome, _ in outcomes),
-        "ratio": worst.ratio,
-        "large_a_ratio": max((o.ratio for o, _ in outcomes if o.large_a), default=0.0),
-        "status": "holds" if worst.ratio <= 1 + TOLERANCE else "fails",
-        "where": worst.where,
-        "replay": place,
-    }
-    if bound in KNOWN_FAILURES:  # no bound: its witness counts as one more input
-        where, witness = KNOWN_FAILURES[bound]
-        row |= {"status": "known failure", "where": f"{worst.where}; witness: {where}"}
-        if (ratio := witness()) > worst.ratio:
-            row |= {"ratio": ratio, "large_a_ratio": ratio, "tries": row["tries"] + 1}
-            row |= {"where": where, "replay": "witness"}
-    return Row(**row)
+    tries = sum(outcome.tries for outcome, _ in outcomes)
+    large = max((outcome.ratio for outcome, _ in outcomes if outcome.large_a), default=0.0)
+    status = "holds" if worst.ratio <= 1 + TOLERANCE else "fails"
+    row = Row(bound, worst.source, tries, worst.ratio, large, status, worst.where, place)
+    if bound not in KNOWN_FAILURES:
+        return row
+    where, witness = KNOWN_FAILURES[bound]  # which counts as one more input
+    if (ratio := witness()) > worst.ratio:
+        return Row(bound, worst.source, tries + 1, ratio, ratio, "known failure", where, "witness")
+    return row._replace(status="known failure", where=f"{worst.where}; witness: {where}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,20 +19,19 @@ from lipcore.attention import Attention
 
 _SEQUENCES = ("tokens", "counts", "causal")
 _MEASURES = ("tokens", "counts", "measure")
-_CAUSAL = ("causal",)
-#: Bounds in n, ‖V‖, the radius, and ‖A‖ or A: name → (source, kinds of problem).
-_CLOSED_FORMS = {
-    "general_upper": ("paper", _SEQUENCES),
-    "unified_upper": ("book", _MEASURES),
-    "unified_upper_sharp": ("book", _MEASURES),
-    "unified_upper_rate": ("book", _MEASURES),
-    "torn_upper": ("book", _SEQUENCES),
-    "mean_field_upper_paper": ("paper", _MEASURES),
-    "masked_upper": ("book", _CAUSAL),
-    "masked_upper_rate": ("book", _CAUSAL),
-    "masked_upper_moments": ("book", _CAUSAL),
-    "best_upper": ("book", KINDS),
-}
+#: Bounds in n, ‖V‖, the radius, and ‖A‖ or A: name, source, kinds of problem.
+_CLOSED_FORMS = (
+    ("general_upper", "paper", _SEQUENCES),
+    ("unified_upper", "book", _MEASURES),
+    ("unified_upper_sharp", "book", _MEASURES),
+    ("unified_upper_rate", "book", _MEASURES),
+    ("torn_upper", "book", _SEQUENCES),
+    ("mean_field_upper_paper", "paper", _MEASURES),
+    ("masked_upper", "book", ("causal",)),
+    ("masked_upper_rate", "book", ("causal",)),
+    ("masked_upper_moments", "book", ("causal",)),
+    ("best_upper", "book", KINDS),
+)
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,16 @@ class LocalCandidate:
 
 def closed_forms() -> list[Candidate]:
     """Return every bound in n, ‖V‖, the radius, and ‖A‖ or A."""
-    return [
-        Candidate(name, source, kinds, _log_bound(getattr(bounds, name)))
-        for name, (source, kinds) in _CLOSED_FORMS.items()
-    ]
+    return [Candidate(*one, partial(_log_bound, getattr(bounds, one[0]))) for one in _CLOSED_FORMS]
+
+
+def _log_bound(bound: Callable[..., float], problem: Problem) -> float:
+    """Pass to ``bound`` those of the problem's quantities that it takes; a measure has no n."""
+    wanted = inspect.signature(bound).parameters.keys() & vars(problem).keys()
+    sizes = {name: getattr(problem, name) for name in wanted}
+    if problem.kind == "measure":
+        sizes.pop("n", None)
+    return bound(log=True, **sizes)
 
 
 def local_forms() -> list[LocalCandidate]:
@@ -73,19 +79,6 @@ def local_forms() -> list[LocalCandidate]:
         LocalCandidate("yudin2025_local_upper", "yudin2025", rivals.yudin2025_local_upper),
         LocalCandidate(released.__name__, "castin2024", released, ("tokens",)),
     ]
-
-
-def _log_bound(bound: Callable[..., float]) -> Callable[[Problem], float]:
-    """Pass to ``bound`` those of the problem's quantities that it takes; a measure has no n."""
-
-    def log_bound(problem: Problem) -> float:
-        sizes = {"n": None if problem.kind == "measure" else problem.n}
-        for name in ("A", "V", "radius", "norm_a", "norm_v", "causal"):
-            sizes[name] = getattr(problem, name)
-        wanted = sizes.keys() & inspect.signature(bound).parameters.keys()
-        return bound(log=True, **{name: sizes[name] for name in wanted})
-
-    return log_bound
 
 
 def _witness_released() -> float:

@@ -32,31 +32,17 @@ ROUNDING = (8, 12)
 LARGEST_A = 12.0
 FORMATS = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
 
-# --- in a ball -----------------------------------------------------------------------------------
-
 
 def climb(
-    value: Callable[[Tensor], Tensor],
-    X: Tensor,
-    radius: float,
-    *,
-    norm: str = "frobenius",
-    steps: int = BALL[1],
-    starts: int = BALL[0],
-    first: Tensor | None = None,
-    generator: Generator | None = None,
-) -> tuple[Tensor, Tensor]:
+    value: Callable[[Tensor], Tensor], X: Tensor, radius: float,
+    *, norm: str = "frobenius", steps: int = BALL[1], starts: int = BALL[0],
+    first: Tensor | None = None, generator: Generator | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the largest values (starts,) found on the rim of a ball, and where (starts, n, d).
 
-    Parameters
-    ----------
-    value : callable
-        A function from inputs (K, n, d) to the numbers (K,) that are to become large; gradient
-        ascent evaluates it ``steps`` + 1 times, for all starts at once.
-    X, radius, norm
-        The ball, as in :func:`lipcore.bounds.change_upper`, around one sequence (n, d).
-    first : Tensor, shape (n, d), optional
-        The direction of one more start.
+    Gradient ascent evaluates ``value``, from inputs (K, n, d) to numbers (K,), ``steps`` + 1 times.
+    The ball is around one sequence X (n, d), as in :func:`lipcore.bounds.change_upper`; ``first``
+    is the direction of one more start.
 
     Examples
     --------
@@ -75,8 +61,7 @@ def climb(
     if first is not None:
         H = torch.cat([H, first[None].to(X.dtype)])
     H = scaled(H, radius)
-    best = H.new_full((len(H),), -torch.inf)
-    where = X + H
+    best, where = H.new_full((len(H),), -torch.inf), X + H
     for _ in range(steps + 1):
         Y = (X + H).requires_grad_()
         values = value(Y)
@@ -99,17 +84,20 @@ def ball_setting(seed: int, index: int) -> Iterator[Outcome]:
     radius = problem.radius * 10 ** (5 * torch.rand((), generator=generator).item() - 4)
     start = f(X)
     J = f.jacobian(X).dense().unflatten(0, start.shape).unflatten(-1, X.shape)
-    moves = {
-        "change_upper": lambda Y: f(Y) - start,
-        "tangent_error_upper": lambda Y: f(Y) - start - torch.einsum("ipjs,kjs->kip", J, Y - X),
+
+    def from_tangent(Y: Tensor) -> Tensor:
+        return (f(Y) - start - torch.einsum("ipjs,kjs->kip", J, Y - X)).flatten(1).norm(dim=1)
+
+    lengths = {
+        "change_upper": lambda Y: (f(Y) - start).flatten(1).norm(dim=1),
+        "tangent_error_upper": from_tangent,
     }
     # smaller changes are lost in the rounding of values
     rounding = 1e-13 * problem.norm_v * (problem.radius + radius)
     for norm in ("frobenius", "token"):
         outcome = problem.outcome(f"radius {radius / problem.radius:.2g} R, {norm}")
-        for name, move in moves.items():
-            size = partial(_size, move)
-            best, _ = climb(size, X, radius, norm=norm, generator=generator)
+        for name, length in lengths.items():
+            best, _ = climb(length, X, radius, norm=norm, generator=generator)
             bound = getattr(bounds, name)(f, X, radius, norm=norm)
             ratio = largest_ratio(best.max() - rounding, bound)
             yield outcome(f"{name} ({norm})", "book", ratio, len(best) * (BALL[1] + 1))
@@ -121,18 +109,8 @@ def _tokens(problem: Problem, generator: Generator, most: int) -> Tensor:
     return problem.radius * X / X.norm(dim=-1, keepdim=True)
 
 
-def _size(move: Callable[[Tensor], Tensor], Y: Tensor) -> Tensor:
-    return move(Y).flatten(1).norm(dim=1)
-
-
-# --- on measures ---------------------------------------------------------------------------------
-
-
 def measure_setting(seed: int, index: int) -> Iterator[Outcome]:
-    """Attack one head with a bias on measures: its constant, and how much one key collects.
-
-    All that a bound leaves free goes uphill: tokens, masses, V and the direction of the bias.
-    """
+    """Attack one head with a bias on measures: its constant, and how much one key collects."""
     generator = generator_of(seed, index)
     problem = make_problem(generator)
     while not 0 < problem.size <= LARGEST_A:
@@ -175,26 +153,20 @@ def _starts(problem: Problem, generator: Generator) -> dict[str, Tensor]:
     return {"X": X, "y": X[:, :1].clone(), "log_masses": log_masses, "V": V, "c": c}
 
 
-def _ascend(
-    value: Callable[[dict[str, Tensor]], Tensor], radius: float, start: dict[str, Tensor]
-) -> tuple[float, dict[str, Tensor]]:
-    """Return the largest value met, and the member that has it.
-
-    Tokens stay in the ball, masses have the sum one, ‖V‖ is one, and the bias keeps its length.
-    """
+def _ascend(value: Callable, radius: float, start: dict[str, Tensor]) -> tuple[float, dict]:
+    """Return the largest value met within the ball, for ‖V‖ = 1 and the bias's length, and where."""
     length = start["c"].norm(dim=-1, keepdim=True)
     free = {name: x.clone().requires_grad_() for name, x in start.items()}
     optimiser = torch.optim.Adam(free.values(), lr=0.1)
     top = -math.inf
     for _ in range(MEASURE[1] + 1):
-        inside = {}
-        for name in ("X", "y"):
-            norms = free[name].norm(dim=-1, keepdim=True)
-            inside[name] = free[name] * (radius / norms.clamp(min=radius))
-        inside["log_masses"] = free["log_masses"].log_softmax(-1)
-        inside["V"] = free["V"] / torch.linalg.matrix_norm(free["V"], 2)[:, None, None]
-        norms = free["c"].norm(dim=-1, keepdim=True)
-        inside["c"] = free["c"] * (length / norms.clamp(min=1e-300))
+        inside = {
+            "X": _shortened(free["X"], radius),
+            "y": _shortened(free["y"], radius),
+            "log_masses": free["log_masses"].log_softmax(-1),
+            "V": free["V"] / torch.linalg.matrix_norm(free["V"], 2)[:, None, None],
+            "c": free["c"] * (length / free["c"].norm(dim=-1, keepdim=True).clamp(min=1e-300)),
+        }
         values = value(inside)
         member = int(values.argmax())
         if values[member].item() > top:
@@ -204,6 +176,10 @@ def _ascend(
         (-values.sum()).backward()
         optimiser.step()
     return top, best
+
+
+def _shortened(X: Tensor, radius: float) -> Tensor:
+    return X * (radius / X.norm(dim=-1, keepdim=True).clamp(min=radius))
 
 
 def _log_constant(A: Tensor, at: dict[str, Tensor]) -> Tensor:
@@ -220,9 +196,6 @@ def _log_column(A: Tensor, at: dict[str, Tensor]) -> Tensor:
     return (at["log_masses"] + scores - rows).logsumexp(-1)
 
 
-# --- on rounding ---------------------------------------------------------------------------------
-
-
 def rounding_setting(seed: int, index: int) -> Iterator[Outcome]:
     """One head, or two with a projection: scores, weights and values move by half their spacing."""
     generator = generator_of(seed, index)
@@ -237,12 +210,12 @@ def rounding_setting(seed: int, index: int) -> Iterator[Outcome]:
     formats = (*FORMATS[first:], torch.bfloat16)
     dtype = next(dtype for dtype in formats if largest <= torch.finfo(dtype).max)
     outcome = problem.outcome(str(dtype).removeprefix("torch."))
-    for sources in (*((source,) for source in ROUNDED), ROUNDED):
+    tries = ROUNDING[0] * (ROUNDING[1] + 1)
+    for name, sources in {**{name: (name,) for name in ROUNDED}, "all three": ROUNDED}.items():
         found = worst_rounding(f, X, dtype, sources, generator)
         found -= 1e-13 * f(X).norm().item()  # smaller moves are lost in the rounding of float64
         ratio = largest_ratio(found, rounding_upper(f, X, dtype, sources=sources))
-        name = f"rounding_upper ({sources[0] if len(sources) == 1 else 'all three'})"
-        yield outcome(name, "book", ratio, ROUNDING[0] * (ROUNDING[1] + 1))
+        yield outcome(f"rounding_upper ({name})", "book", ratio, tries)
 
 
 def _beside_another(f: Attention, generator: Generator) -> Attention:
@@ -253,26 +226,17 @@ def _beside_another(f: Attention, generator: Generator) -> Attention:
         return torch.cat([M, M.norm() * other / other.norm()])
 
     output = normal(generator, 2, 2 * f.value.shape[1])
-    value = beside(f.value)
-    key = f.key.expand(2, -1, -1)
+    value, key = beside(f.value), f.key.expand(2, -1, -1)
     return Attention(beside(f.query), key, value, output=output, scale=1.0, causal=f.causal)
 
 
 def worst_rounding(
     f: Attention, X: Tensor, dtype: torch.dtype, sources: tuple[str, ...], generator: Generator
 ) -> float:
-    """Return the largest move of f(X) (n, d) that was found among all errors of a format.
-
-    Each error is its largest size times a sign; from random signs, every step takes the signs of
-    the gradient, which never goes down where the output is convex in the errors.
-    """
+    """Return the largest move of f(X) found for errors that follow the signs of the gradient."""
     q, k, v = f.project(X)
-    exact = q @ k.mT
-    info = torch.finfo(dtype)
-    start = f(X)
-    seen = torch.ones(len(X), len(X), dtype=torch.bool)
-    if f.causal:
-        seen = seen.tril()
+    exact, start, info = q @ k.mT, f(X), torch.finfo(dtype)
+    seen = torch.ones(len(X), len(X), dtype=torch.bool).tril(0 if f.causal else len(X))
     errors = torch.where(seen, largest_error(exact, dtype), 0)
 
     def move(scores: Tensor | int = 0, weights: Tensor | int = 0, values: Tensor | int = 0):
@@ -288,8 +252,8 @@ def worst_rounding(
         signs[source] = (2 * drawn - 1).to(X.dtype)
     best = 0.0
     for _ in range(ROUNDING[1] + 1):
-        lengths = move(**{source: s.requires_grad_() for source, s in signs.items()})
-        lengths = lengths.flatten(1).norm(dim=1)
+        moves = move(**{source: s.requires_grad_() for source, s in signs.items()})
+        lengths = moves.flatten(1).norm(dim=1)
         best = max(best, lengths.max().item())
         gradients = torch.autograd.grad(lengths.sum(), list(signs.values()))
         signs = {

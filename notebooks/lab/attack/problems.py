@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
@@ -22,18 +23,16 @@ INPUTS = 50
 LARGEST_LOG_MASS = 24.0
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The largest ratio of one problem: truth over upper bound, or lower bound over truth.
-
-    ``tries`` inputs were compared. At a < 1, where not ``large_a``, many bounds are equalities.
-    """
+class Outcome(NamedTuple):
+    """The largest ratio of one problem: truth over upper bound, or lower bound over truth."""
 
     bound: str
     source: str
     ratio: float
+    #: the number of inputs that were compared
     tries: int
     where: str
+    #: a ≥ 1: below, many bounds are equalities
     large_a: bool = True
 
 
@@ -108,15 +107,10 @@ def generator_of(seed: int, index: int) -> Generator:
 
 def make_problem(generator: Generator) -> Problem:
     """Return a random problem, of any kind and shape, with scores from tiny to huge."""
-    kind = _choice(KINDS, generator)
-    shape = _choice(tuple(SHAPES), generator)
-    d = integer(1, 4, generator)
-    p = integer(1, 4, generator)
-    n = integer(1, 7, generator)
+    kind, shape = _choice(KINDS, generator), _choice(tuple(SHAPES), generator)
+    d, p, n = (integer(1, top, generator) for top in (4, 4, 7))
     if kind == "causal" and uniform(generator) < 0.3:  # few dimensions, many tokens
-        d = integer(1, 2, generator)
-        p = 1
-        n = integer(8, 24, generator)
+        d, p, n = integer(1, 2, generator), 1, integer(8, 24, generator)
     radius = 10 ** (2 * uniform(generator).item() - 1)
     A = SHAPES[shape](normal(generator, d, d), generator)
     a = _score_size(kind, generator)
@@ -135,19 +129,20 @@ def first_inputs(problem: Problem, generator: Generator) -> Inputs:
     n = integer(2, 4, generator) if weighted else problem.n
     sphere = normal(generator, INPUTS, n, d)
     sphere = sphere / sphere.norm(dim=-1, keepdim=True)
-    shrink = uniform(generator, INPUTS // 3, n, 1) ** (1 / d)
-    along = INPUTS // 2
+    along, inside = INPUTS // 2, INPUTS // 3
+    shrink = uniform(generator, inside, n, 1) ** (1 / d)
     directions = _directions(problem.A)
     index = torch.randint(len(directions), (along, n), generator=generator)
     lengths = uniform(generator, along, n, 1).clamp(min=0.5) * 2 - 1
     lengths = torch.where(torch.rand(along, 1, 1, generator=generator) < 0.7, 1.0, lengths)
-    ball = sphere[-len(shrink) :] * shrink
-    X = torch.cat([directions[index] * lengths, sphere[along : -len(shrink)], ball])
-    masses = None
-    if weighted:  # over many orders of magnitude, such as those of the worst measures
-        log_spread = min(2 * problem.size + 2, LARGEST_LOG_MASS)
-        masses = _normalised(problem, (-log_spread * uniform(generator, INPUTS, n)).exp())
-    return Inputs(problem.radius * X, masses)
+    ball = sphere[-inside:] * shrink
+    X = torch.cat([directions[index] * lengths, sphere[along:-inside], ball])
+    if not weighted:
+        return Inputs(problem.radius * X)
+    # over many orders of magnitude, such as those of the worst measures
+    log_spread = min(2 * problem.size + 2, LARGEST_LOG_MASS)
+    masses = (-log_spread * uniform(generator, INPUTS, n)).exp()
+    return Inputs(problem.radius * X, _normalised(problem, masses))
 
 
 def perturbed(problem: Problem, best: Inputs, size: float, generator: Generator) -> Inputs:
@@ -197,8 +192,7 @@ def _score_size(kind: str, generator: Generator) -> float:
 
 
 def _value_matrix(p: int, d: int, generator: Generator) -> Tensor:
-    draw = uniform(generator)
-    V = normal(generator, p, d)
+    draw, V = uniform(generator), normal(generator, p, d)
     if draw < 0.4:
         return torch.eye(p, d, dtype=V.dtype)
     if draw < 0.6:

@@ -20,13 +20,14 @@ from lab.attack.problems import (
     Problem,
     first_inputs,
     generator_of,
+    integer,
     largest_ratio,
     make_problem,
     normal,
     perturbed,
     truth,
     uniform,
-)
+)  # fmt: skip
 from lab.attack.truth import dense_jacobian, frobenius_norm, reverse_mode_jacobian, token_norm
 from lab.zoo import l2_attention_map
 from lipcore import bounds
@@ -41,11 +42,9 @@ ASCENT_STEPS = 40
 
 
 def head_setting(
-    seed: int,
-    index: int,
-    closed: Sequence[Candidate] | None = None,
-    local: Sequence[LocalCandidate] | None = None,
-) -> Iterator[Outcome]:
+    seed: int, index: int,
+    closed: Sequence[Candidate] | None = None, local: Sequence[LocalCandidate] | None = None,
+) -> Iterator[Outcome]:  # fmt: skip
     """Attack one head by random inputs, worst cases, moves of the best, sometimes gradients."""
     generator = generator_of(seed, index)
     problem = make_problem(generator)
@@ -99,11 +98,10 @@ def _worst_cases(problem: Problem, inputs: Inputs) -> Inputs:
         if _has_balanced_query(problem):
             worst.append(bounds.construction_inputs("torn", A, n, radius, V=problem.V))
         return Inputs(torch.stack(worst))
-    first, others = score_gap_inputs(A, 2, radius)
     lowest = -min(2 * problem.size, LARGEST_LOG_MASS)  # the worst measures have masses of e^(−2a)
     share = torch.logspace(lowest, 0, 10, base=math.e, dtype=torch.float64)[:, None] / 2
     places = inputs.X.shape[1]
-    X = torch.stack([first, *[others] * (places - 1)]).expand(len(share), places, -1)
+    X = score_gap_inputs(A, places, radius).expand(len(share), -1, -1)
     masses = torch.cat([share, ((1 - share) / (places - 1)).expand(-1, places - 1)], dim=1)
     if problem.kind == "counts":
         counts = (masses[:, 1:] * n).floor().clamp(min=1)
@@ -141,12 +139,12 @@ def lower_setting(seed: int, index: int) -> Iterator[Outcome]:
     A, V = problem.A, problem.V
     gamma, u = bounds.eigen_gamma(A)
     sizes = {"n": n, "radius": problem.radius}
-    norm = {"gamma": gamma, "norm_v": problem.norm_v, **sizes}
+    norm = {"gamma": gamma, "norm_v": problem.norm_v} | sizes
     outcome = partial(problem.outcome(), tries=1)
     at_eigen = _one_against_all(problem, eigenvector_inputs)
     if problem.causal:
-        ratio = largest_ratio(bounds.masked_lower(**norm), at_eigen)
-        yield outcome("masked_lower", "paper", ratio)
+        value = bounds.masked_lower(**norm)
+        yield outcome("masked_lower", "paper", largest_ratio(value, at_eigen))
         return
     value = bounds.adversarial_lower(**norm)
     yield outcome("adversarial_lower", "paper", largest_ratio(value, at_eigen))
@@ -211,17 +209,15 @@ def _random_layer(generator: Generator) -> Attention:
     def toss() -> bool:
         return torch.rand((), generator=generator).item() < 0.5
 
-    heads = k = p = 2
-    d = 3
-    key_heads = 1 if toss() else heads
+    key_heads = 1 if toss() else 2
     projected = toss()
     return Attention(
-        query=draw(heads, k, d),
-        key=draw(key_heads, k, d),
-        value=draw(key_heads, p, d),
-        query_bias=draw(heads, k) if toss() else None,
-        key_bias=draw(key_heads, k) if toss() else None,
-        output=draw(3, heads * p) if projected else None,
+        query=draw(2, 2, 3),
+        key=draw(key_heads, 2, 3),
+        value=draw(key_heads, 2, 3),
+        query_bias=draw(2, 2) if toss() else None,
+        key_bias=draw(key_heads, 2) if toss() else None,
+        output=draw(3, 4) if projected else None,
         causal=toss(),
         rotary=torch.tensor([1.0], dtype=torch.float64) if toss() else None,
         log_weights=draw(4) if toss() else None,
@@ -231,22 +227,23 @@ def _random_layer(generator: Generator) -> Attention:
 def l2_setting(seed: int, index: int) -> Iterator[Outcome]:
     """Attack L2 attention, for tokens anywhere."""
     generator = generator_of(seed, index)
-    heads, k, d, n = (int(torch.randint(1, top, (), generator=generator)) for top in (3, 3, 4, 6))
+    heads, k, d, n = (integer(1, top, generator) for top in (2, 2, 3, 5))
     size = 10 ** (2 * torch.rand((), generator=generator) - 1)
     query = size * normal(generator, heads, k, d)
     value = normal(generator, heads, 2, d)
     X = normal(generator, 16, n, d)
     scale = 10 ** (3 * uniform(generator, 16, 1, 1) - 2)
-    norms_q = torch.linalg.matrix_norm(query, 2)
-    norms_v = torch.linalg.matrix_norm(value, 2)
+    norms_q, norms_v = (torch.linalg.matrix_norm(M, 2) for M in (query, value))
     X = X * scale / norms_q.amax()
     J = reverse_mode_jacobian(lambda Y: l2_attention_map(Y, query, value), X)
     sigma = frobenius_norm(J)
     where = f"L2 attention, {heads} heads, k={k}, d={d}, n={n}, |Q|={norms_q.amax():.3g}"
     norms = {"norms_q": norms_q.tolist(), "norms_v": norms_v.tolist()}
-    published = (rivals.kim2021_l2_upper, rivals.kim2021_l2_upper_restated)
-    for upper in (l2.l2_attention_upper, *published):
-        source = "kim2021" if upper in published else "book"
+    for upper, source in {
+        l2.l2_attention_upper: "book",
+        rivals.kim2021_l2_upper: "kim2021",
+        rivals.kim2021_l2_upper_restated: "kim2021",
+    }.items():
         ratio = largest_ratio(sigma, upper(n=n, head_dim=k, **norms))
         yield Outcome(upper.__name__, source, ratio, len(X), where)
 
@@ -254,11 +251,10 @@ def l2_setting(seed: int, index: int) -> Iterator[Outcome]:
 def softmax_setting(seed: int, index: int) -> Iterator[Outcome]:
     """Test two norms of the softmax's Jacobian, by eigenvalues and by all pairs of signs."""
     generator = generator_of(seed, index)
-    n = int(torch.randint(1, 8, (), generator=generator))
+    n = integer(1, 7, generator)
     scale = 10 ** (2 * uniform(generator, 64, 1) - 1)
     p = torch.softmax(scale * normal(generator, 64, n), dim=-1)
-    products = p[:, :, None] * p[:, None, :]
-    products = products - torch.diag_embed(products.diagonal(dim1=1, dim2=2))
+    products = (p[:, :, None] * p[:, None, :]) * (1 - torch.eye(n, dtype=p.dtype))
     # p_i(1 − p_i) as a sum keeps its digits near one-hot rows
     M = torch.diag_embed(products.sum(-1)) - products
     outcome = partial(Outcome, tries=64, where=f"n={n}")

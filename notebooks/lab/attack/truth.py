@@ -1,8 +1,4 @@
-"""The truth with which bounds are compared: dense Jacobians of many small inputs, and their norms.
-
-This module is independent of :mod:`lipcore.jacobian`, so that the attack does not rely on it, and
-follows from the three terms of the theory.
-"""
+"""The truth of the attack: dense Jacobians and their norms, independent of :mod:`lipcore.jacobian`."""
 
 from __future__ import annotations
 
@@ -14,14 +10,9 @@ from torch import Tensor
 
 
 def dense_jacobian(
-    A: Tensor,
-    V: Tensor,
-    X: Tensor,
-    log_masses: Tensor | None = None,
-    *,
-    causal: bool = False,
-    offset: Tensor | None = None,
-) -> Tensor:
+    A: Tensor, V: Tensor, X: Tensor, log_masses: Tensor | None = None,
+    *, causal: bool = False, offset: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Return the Jacobian on L²(μ) of one head at each X (:prf:ref:`thm-jacobian`).
 
     Shapes are (d, d) of A, (p, d) or (K, p, d) of V, (K, n, d) of X, (K, n) of the logarithms of
@@ -80,15 +71,12 @@ def frobenius_norm(J: Tensor) -> Tensor:
     return torch.linalg.matrix_norm(J.flatten(3).flatten(1, 2), 2)
 
 
-def token_norm(J: Tensor, *, iterations: int = 12) -> Tensor:
-    """Return the norm between largest-token norms, shape (K,), by alternating maximisation.
-
-    It is exact for d = 1, and otherwise a value from below.
-    """
+def token_norm(J: Tensor) -> Tensor:
+    """Return the norm between largest-token norms, (K,): exact for d = 1, else from below."""
     best = J.new_zeros(len(J))
     for start in torch.eye(J.shape[2], dtype=J.dtype):
         g = start.expand(*J.shape[:3])  # (K, i, p)
-        for _ in range(iterations):
+        for _ in range(12):
             pulled = torch.einsum("kipjs,kip->kijs", J, g)
             h = pulled / pulled.norm(dim=-1, keepdim=True).clamp(min=1e-300)
             pushed = torch.einsum("kipjs,kijs->kip", J, h)

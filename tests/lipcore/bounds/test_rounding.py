@@ -6,27 +6,23 @@ import math
 import pytest
 import torch
 
-from lab.attack.gradients import worst_rounding
-from lab.rounding import ROUNDED, largest_error, rounded, rounding_upper, spacing
+from draws import F64, draw
+from lab.precision import measured_inside
+from lab.rounding import ROUNDED, largest_error, rounded, rounding_upper
 from lipcore import Attention
 
-F64 = torch.float64
 FORMATS = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
 SLACK = 1 + 1e-9
 
 
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
-
-
 def layer(kind, scale=1.0):
-    f = {"query": scale * draw(2, 3, 4), "key": draw(2, 3, 4, seed=1), "value": draw(2, 3, 4, seed=2)}  # fmt: skip
-    biases = {"query_bias": draw(2, 3, seed=3), "value_bias": draw(2, 3, seed=4)}
+    f = {"query": scale * draw(0, 2, 3, 4), "key": draw(1, 2, 3, 4), "value": draw(2, 2, 3, 4)}
+    biases = {"query_bias": draw(3, 2, 3), "value_bias": draw(4, 2, 3)}
     more = {
         "alone": {},
-        "projected": {"output": draw(5, 6, seed=5)},
-        "causal, biases": {"causal": True, "output": draw(2, 6, seed=5), **biases},
-        "hidden keys": {"mask": (draw(6, 6, seed=6) > 0) | torch.eye(6, dtype=torch.bool)},
+        "projected": {"output": draw(5, 5, 6)},
+        "causal, biases": {"causal": True, "output": draw(5, 2, 6), **biases},
+        "hidden keys": {"mask": (draw(6, 6, 6) > 0) | torch.eye(6, dtype=torch.bool)},
     }
     return Attention(**f, **more[kind])
 
@@ -39,30 +35,26 @@ def test_rounded_is_the_cast_and_largest_errors_are_reached(dtype):
     assert torch.equal(rounded(x, dtype), x.to(dtype).double())
     share = (rounded(sizes, dtype) - sizes).abs() / largest_error(sizes, dtype)
     assert 0.99 < share.max() <= SLACK
-    below = torch.floor(sizes / spacing(sizes, dtype)) * spacing(sizes, dtype)
-    for neighbour in (below, below + spacing(sizes, dtype)):
-        assert torch.equal(neighbour, rounded(neighbour, dtype))
 
 
 def test_formats_refuse_what_they_cannot_hold():
-    with pytest.raises(ValueError, match="x"):
-        rounded(torch.tensor([449.0]), torch.float8_e4m3fn)
-    with pytest.raises(ValueError, match="x"):
-        largest_error(torch.tensor([math.nan]), torch.bfloat16)
-    with pytest.raises(TypeError):
-        spacing(torch.ones(1), torch.int8)
+    for x, dtype in ((449.0, torch.float8_e4m3fn), (math.nan, torch.bfloat16)):
+        with pytest.raises(ValueError, match="x"):
+            rounded(torch.tensor([x]), dtype)
 
 
 def moved(f, X, dtype, sources):
     """‖f̂ − f‖ where some of scores, weights and values are rounded."""
-    scores, weights, values = (
-        (lambda x: rounded(x, dtype)) if source in sources else (lambda x: x) for source in ROUNDED
-    )
+
+    def part(source, x):
+        return rounded(x, dtype) if source in sources else x
+
     q, k, v = f.project(X)
     hidden = f.weights(X) == 0
     masses = 0 if f.log_weights is None else f.log_weights
-    P = torch.softmax((scores(q @ k.mT) + masses).masked_fill(hidden, -math.inf), -1)
-    output = f.join_heads(torch.where(hidden, 0, weights(P)) @ values(v), bias=True)
+    scores = part("scores", q @ k.mT) + masses
+    P = part("weights", torch.softmax(scores.masked_fill(hidden, -math.inf), -1))
+    output = f.join_heads(P @ part("values", v), bias=True)
     return (output - f(X)).norm().item()
 
 
@@ -70,22 +62,15 @@ def moved(f, X, dtype, sources):
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 def test_rounding_stays_below(kind, dtype):
     for scale, sources in itertools.product((0.1, 1.0, 8.0), [(s,) for s in ROUNDED] + [ROUNDED]):
-        f, X = layer(kind, scale), draw(6, 4, seed=9)
+        f, X = layer(kind, scale), draw(9, 6, 4)
         bound = rounding_upper(f, X, dtype, sources=sources).item()
-        assert 0 < moved(f, X, dtype, sources) <= bound * SLACK
-
-
-@pytest.mark.parametrize("kind", ["alone", "projected", "causal, biases"])
-def test_the_worst_errors_that_are_allowed_stay_below(kind):
-    """Each entry moves by ± its largest error, with signs chosen by an adversary."""
-    f, X, dtype = layer(kind, 2.0), draw(6, 4, seed=9), torch.float8_e4m3fn
-    bound = rounding_upper(f, X, dtype).item()
-    generator = torch.Generator().manual_seed(0)
-    assert 0.2 * bound < worst_rounding(f, X, dtype, ROUNDED, generator) <= bound * SLACK
+        found = moved(f, X, dtype, sources)
+        assert 0 < found <= bound * SLACK
+    assert measured_inside(f, X, dtype).norm().item() == pytest.approx(found, rel=1e-9)
 
 
 def test_the_formula_by_loops():
-    f, X, dtype = layer("causal, biases", 2.0), draw(6, 4, seed=9), torch.bfloat16
+    f, X, dtype = layer("causal, biases", 2.0), draw(9, 6, 4), torch.bfloat16
     P, (q, k, v) = f.weights(X), f.project(X)
     u, eta = 2.0**-8, 2.0**-134
     W = f.output.unflatten(1, (2, 3)).movedim(1, 0)
@@ -146,7 +131,7 @@ def test_sharp_for_weights_and_values(source):
 
 
 def test_batches_single_precision_and_refusals():
-    f, X = layer("projected"), draw(3, 6, 4, seed=9)
+    f, X = layer("projected"), draw(9, 3, 6, 4)
     found = rounding_upper(f, X, torch.bfloat16)
     each = [rounding_upper(f, x, torch.bfloat16).item() for x in X]
     assert found.tolist() == pytest.approx(each, rel=1e-12)
@@ -155,8 +140,6 @@ def test_batches_single_precision_and_refusals():
     assert single.tolist() == pytest.approx(each, rel=1e-4)
     with pytest.raises(ValueError, match="sources"):
         rounding_upper(f, X, torch.bfloat16, sources=("tokens",))
-    with pytest.raises(ValueError, match="448"):
-        rounding_upper(f, 100 * X, torch.float8_e4m3fn)
     sinks = Attention.from_matrices(torch.eye(2), torch.eye(2), sinks=torch.zeros(1))
     with pytest.raises(ValueError, match="attention"):
         rounding_upper(sinks, torch.ones(2, 2), torch.bfloat16)

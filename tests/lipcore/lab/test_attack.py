@@ -9,30 +9,22 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lab.attack import KNOWN_FAILURES, TOLERANCE, problems, replay
+from draws import F64, draw
+from lab.attack import KNOWN_FAILURES, TOLERANCE, gradients, problems, replay
 from lab.attack import __main__ as command
 from lab.attack.candidates import Candidate, LocalCandidate
-from lab.attack.gradients import climb
 from lab.attack.problems import Inputs, Outcome, Problem, make_problem, truth
 from lab.attack.settings import SETTINGS, head_setting
 from lab.attack.truth import dense_jacobian, frobenius_norm, reverse_mode_jacobian, token_norm
-from lab.rounding import rounding_upper
 from lipcore import Attention, bounds
 from lipcore.adversarial import worst_case_inputs
-
-F64 = torch.float64
-
-
-def _draw(seed, *shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
-
 
 # --- the truth -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_dense_jacobian_agrees_with_the_operator_and_with_autodiff(causal):
-    A, V, X = _draw(0, 3, 3), _draw(1, 2, 3), _draw(2, 4, 5, 3)
+    A, V, X = draw(0, 3, 3), draw(1, 2, 3), draw(2, 4, 5, 3)
     f = Attention.from_matrices(A, V, causal=causal)
     J = dense_jacobian(A, V, X, causal=causal)
     assert torch.allclose(J.flatten(3).flatten(1, 2), f.jacobian(X).dense(), atol=1e-12)
@@ -40,11 +32,10 @@ def test_dense_jacobian_agrees_with_the_operator_and_with_autodiff(causal):
 
 
 def test_jacobian_with_a_bias_and_values_of_its_own():
-    A, V, X, c = _draw(0, 3, 3), _draw(1, 4, 2, 3), _draw(2, 4, 5, 3), _draw(3, 4, 1, 3)
+    A, V, X, c = draw(0, 3, 3), draw(1, 1, 2, 3), draw(2, 1, 5, 3), draw(3, 1, 1, 3)
+    head = Attention(A[None], torch.eye(3).double()[None], V, c[0], scale=1.0)
     J = dense_jacobian(A, V, X, offset=c)
-    for i in range(4):
-        head = Attention(A[None], torch.eye(3).double()[None], V[i, None], c[i], scale=1.0)
-        assert torch.allclose(J[i : i + 1], reverse_mode_jacobian(head, X[i : i + 1]), atol=1e-12)
+    assert torch.allclose(J, reverse_mode_jacobian(head, X), atol=1e-12)
 
 
 def _counted_and_repeated(problem, X, counts):
@@ -78,7 +69,7 @@ def test_masses_stand_for_repeated_tokens():
 
 
 def test_token_norm_in_the_plane_is_the_best_of_all_directions():
-    J = dense_jacobian(_draw(0, 2, 2), _draw(1, 2, 2), _draw(2, 6, 2, 2))
+    J = dense_jacobian(draw(0, 2, 2), draw(1, 2, 2), draw(2, 6, 2, 2))
     angles = torch.linspace(0, 2 * math.pi, 241, dtype=F64)
     directions = torch.stack([angles.cos(), angles.sin()], dim=-1)
     images = torch.einsum("kipjs,as->kijap", J, directions)  # of either token, moved either way
@@ -96,7 +87,6 @@ def test_problems_cover_every_kind_and_shape_and_stay_in_the_ball():
         seen |= {problem.kind, problem.shape}
         inputs = problems.first_inputs(problem, generator)
         for batch in (inputs, problems.perturbed(problem, inputs, 0.5, generator)):
-            assert len(batch.X) == problems.INPUTS
             assert (batch.X.norm(dim=-1) <= problem.radius * (1 + 1e-12)).all()
             if problem.kind == "counts":
                 assert (batch.masses >= 1).all() and (batch.masses == batch.masses.round()).all()
@@ -105,23 +95,6 @@ def test_problems_cover_every_kind_and_shape_and_stay_in_the_ball():
 
 
 # --- planted false bounds ------------------------------------------------------------------------
-
-
-def _sharp(factor):
-    """The sharp bound for measures, times a factor."""
-
-    def log_bound(problem):
-        sizes = {name: getattr(problem, name) for name in ("radius", "norm_a", "norm_v")}
-        return math.log(factor) + bounds.unified_upper_sharp(log=True, **sizes)
-
-    return log_bound
-
-
-def _masked_leading_one(problem):
-    """(1+2a)e^a + a: what a reader may hope for, without Hardy's 2."""
-    a = problem.size
-    bracket = math.log1p(2 * a) + a if a > 50 else math.log((1 + 2 * a) * math.exp(a) + a)
-    return math.log(problem.norm_v or 1e-300) + bracket
 
 
 def _without(term):
@@ -141,17 +114,12 @@ def _without(term):
 
 
 def test_planted_false_bounds_are_found():
-    closed = [
-        Candidate("sharp × 0.9", "planted", ("measure",), _sharp(0.9)),
-        Candidate("sharp × 0.8, a ≥ 1", "planted", ("measure", "counts"), _sharp(0.8)),
-        Candidate("masked, leading 1", "planted", ("causal",), _masked_leading_one),
-    ]
+    """The page plants four more, which are not local."""
     local = [_without("own query"), _without("others' keys")]
-    missing = {candidate.name for candidate in (*closed, *local)}
+    missing = {candidate.name for candidate in local}
     for index in range(150):
-        for outcome in head_setting(56, index, closed, local):
-            if outcome.ratio > 1 + TOLERANCE and (outcome.large_a or "a ≥ 1" not in outcome.bound):
-                missing.discard(outcome.bound)
+        outcomes = head_setting(56, index, [], local)
+        missing -= {outcome.bound for outcome in outcomes if outcome.ratio > 1 + TOLERANCE}
         if not missing:
             return
     pytest.fail(f"not found false: {missing}")
@@ -170,21 +138,21 @@ def test_worst_cases_are_among_the_inputs():
     assert all(ratio == 0 or ratio > 1 - TOLERANCE for ratio in ratios)
 
 
-def _times(monkeypatch, name, factor):
+def _times(monkeypatch, name, factor, module=bounds):
     """Multiply a bound by a factor, or add to its logarithm."""
-    true = getattr(bounds, name)
+    true = getattr(module, name)
 
     def other(*args, log=False, **sizes):
         if log:
             return math.log(factor) + true(*args, log=True, **sizes)
         return factor * true(*args, **sizes)
 
-    monkeypatch.setattr(bounds, name, other)
+    monkeypatch.setattr(module, name, other)
 
 
-def _found_false(setting, seed, indices):
+def _found_false(setting, seed, indices, *, large_a=False):
     outcomes = [outcome for index in indices for outcome in SETTINGS[setting](seed, index)]
-    return {o.bound for o in outcomes if o.ratio > 1 + TOLERANCE and o.large_a}
+    return {o.bound for o in outcomes if o.ratio > 1 + TOLERANCE and o.large_a >= large_a}
 
 
 def test_every_lower_bound_is_held_against_the_truth(monkeypatch):
@@ -194,17 +162,15 @@ def test_every_lower_bound_is_held_against_the_truth(monkeypatch):
         _times(monkeypatch, name, 1.1)
     families = {f"construction_lower ({name})" for name in ("own", "copies", "torn", "pulled")}
     expected = names - {"construction_lower"} | families
-    assert _found_false("lower", 2, range(40)) == expected
+    assert _found_false("lower", 2, range(40), large_a=True) == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "factor"),
-    [("unified_upper_sharp", 0.9), ("best_upper", 0.9), ("score_gap_upper", 0.99)],
-)
-def test_ascent_on_masses_and_biases_finds_a_bound_that_is_too_small(monkeypatch, name, factor):
+@pytest.mark.parametrize("name", ["unified_upper_sharp", "best_upper", "score_gap_upper"])
+def test_ascent_on_masses_and_biases_finds_a_bound_that_is_too_small(monkeypatch, name):
     """In two heads for which the ascent comes near to the bounds of measures."""
-    _times(monkeypatch, name, factor)
-    assert any(bound.startswith(f"{name} ") for bound in _found_false("weighted", 0, (59, 68)))
+    _times(monkeypatch, name, 0.99 if name == "score_gap_upper" else 0.9)
+    found = _found_false("weighted", 0, (59, 68), large_a=True)
+    assert any(bound.startswith(f"{name} ") for bound in found)
 
 
 def test_certificates_that_are_a_tenth_too_small_are_found(monkeypatch):
@@ -212,27 +178,28 @@ def test_certificates_that_are_a_tenth_too_small_are_found(monkeypatch):
     names = ("change_upper", "tangent_error_upper")
     for name in names:
         _times(monkeypatch, name, 0.9)
-    outcomes = [outcome for index in (20, 35) for outcome in SETTINGS["ball"](0, index)]
     expected = {f"{name} ({norm})" for name in names for norm in ("frobenius", "token")}
-    assert {o.bound for o in outcomes if o.ratio > 1 + TOLERANCE} == expected
+    assert _found_false("ball", 0, (20, 35)) == expected
 
 
 def test_a_bound_of_rounding_that_is_a_tenth_too_small_is_found(monkeypatch):
     """For scores, weights and values alone, and all three: with one head, and with two."""
-    smaller = lambda *at, **which: 0.9 * rounding_upper(*at, **which)  # noqa: E731
-    monkeypatch.setattr("lab.attack.gradients.rounding_upper", smaller)
-    found = [outcome for index in (12, 41, 45) for outcome in SETTINGS["rounding"](0, index)]
+    _times(monkeypatch, "rounding_upper", 0.9, gradients)
     parts = ("scores", "weights", "values", "all three")
-    broken = {o.bound for o in found if o.ratio > 1 + TOLERANCE}
-    assert broken == {f"rounding_upper ({part})" for part in parts}
+    expected = {f"rounding_upper ({part})" for part in parts}
+    assert _found_false("rounding", 0, (12, 41, 45)) == expected
 
 
 def test_climbing_reaches_the_norm_of_a_linear_map():
-    M = _draw(0, 3, 3)
-    best, Y = climb(lambda Y: (Y @ M.mT).flatten(1).norm(dim=1), 0 * _draw(1, 1, 3), 2.0, steps=60)
+    M = draw(0, 3, 3)
+    best, Y = gradients.climb(
+        lambda Y: (Y @ M.mT).flatten(1).norm(dim=1), 0 * draw(1, 1, 3), 2.0, steps=60
+    )
     assert best.max().item() == pytest.approx(2 * torch.linalg.matrix_norm(M, 2).item(), rel=1e-6)
     assert torch.allclose(Y.norm(dim=(1, 2)), 2 * torch.ones(len(Y), dtype=F64))
-    best, Y = climb(lambda Y: Y[:, 0, 0] + Y[:, 1, 1], 0 * _draw(1, 2, 3), 2.0, norm="token")
+    best, Y = gradients.climb(
+        lambda Y: Y[:, 0, 0] + Y[:, 1, 1], 0 * draw(1, 2, 3), 2.0, norm="token"
+    )
     assert best.max().item() == pytest.approx(4.0, rel=1e-3)
     assert torch.allclose(Y.norm(dim=2), 2 * torch.ones(len(Y), 2, dtype=F64))
 
@@ -243,21 +210,17 @@ def test_climbing_reaches_the_norm_of_a_linear_map():
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
     path = tmp_path_factory.mktemp("attack") / "table.json"
-    assert command.main(["--short", "--quiet", "--output", str(path)]) == 0
+    assert command.main(["--problems", "20", "--output", str(path)]) == 0
     return json.loads(path.read_text())
 
 
 def test_short_attack_breaks_nothing_and_its_problems_can_be_replayed(rows):
     assert all(0 < row["ratio"] <= 1 + TOLERANCE for row in rows if row["status"] == "holds")
     assert sum(row["tries"] for row in rows) > 10_000
-    places = [row["replay"].split() for row in rows if row["replay"] != "witness"]
-    for setting, seed, index in {place[0]: place for place in places}.values():
-        for outcome in replay(setting, int(seed), int(index)):
-            (row,) = (row for row in rows if row["bound"] == outcome.bound)
-            again = row["replay"] == f"{setting} {seed} {index}"
-            assert not again or outcome.ratio == pytest.approx(row["ratio"], rel=1e-9)
-    with pytest.raises(ValueError, match="setting"):
-        replay("nowhere", 0, 0)
+    for row in [row for row in rows if row["replay"] != "witness"][::6]:
+        setting, seed, index = row["replay"].split()
+        again = {outcome.bound: outcome.ratio for outcome in replay(setting, int(seed), int(index))}
+        assert again[row["bound"]] == pytest.approx(row["ratio"], rel=1e-9)
     failures = {row["bound"]: row for row in rows if row["status"] == "known failure"}
     assert set(failures) == set(KNOWN_FAILURES)
     for name, (place, witness) in KNOWN_FAILURES.items():
@@ -265,33 +228,21 @@ def test_short_attack_breaks_nothing_and_its_problems_can_be_replayed(rows):
 
 
 def test_every_bound_is_attacked(rows):
-    exempt = {
-        "causal_average", "LargeRadius", "Normalisation", "NormalisedReach", "pre_norm_jacobian",
-        "causal_average_norm", "construction_inputs", "eigen_gamma", "large_radius",
-        "large_radius_error", "layer_norm_radius", "local_terms", "nonnegative_norm_upper",
-        "norm_constants", "normalise", "normalised_reach", "normalised_upper",
-        "score_gap", "score_reach", "torn_peak", "two_dirac_peak",
-    }  # fmt: skip
-    elsewhere = {
-        "emadi2026_softmax_norm", "emadi2026_token_upper", "kim2021_l2_upper",
-        "kim2021_l2_upper_restated", "l2_attention_upper", "rounding_upper", "softmax_norm_upper",
-        "castin2024_released_compute_bound", "yudin2025_local_upper",
-    }  # fmt: skip
     attacked = {row["bound"].split(" ")[0] for row in rows}
-    assert set(bounds.__all__) - exempt | elsewhere == attacked
+    names = {name for name in bounds.__all__ if "upper" in name or "lower" in name}
+    assert names - attacked == {"nonnegative_norm_upper", "normalised_upper"}  # no claims on balls
+    assert len(rows) == 42
 
 
 def test_a_failure_prints_how_to_run_it_again_and_returns_one(monkeypatch, capsys):
     def broken(seed, index):
         yield Outcome("too good", "planted", 1.0 + index, 1, "here")
 
-    for name in [*SETTINGS]:
-        monkeypatch.delitem(SETTINGS, name)
     monkeypatch.setitem(SETTINGS, "head", broken)
-    assert command.main(["--problems", "3", "--quiet"]) == 1
+    again = ["--replay", "head", "0"]
+    assert command.main([*again, "2"]) == 1
     assert "python -m lab.attack --replay head 0 2" in capsys.readouterr().out
-    assert command.main(["--replay", "head", "0", "2"]) == 1
-    assert command.main(["--replay", "head", "0", "0"]) == 0
+    assert command.main([*again, "0"]) == 0
     monkeypatch.setitem(KNOWN_FAILURES, "mended", ("nowhere", lambda: 0.5))
-    assert command.main(["--replay", "head", "0", "0"]) == 1
+    assert command.main([*again, "0"]) == 1
     assert "mended" in capsys.readouterr().out

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import random
-from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
 import torch
+from scipy.stats import gmean
 
-transformers = pytest.importorskip("transformers", reason="needs lipcore[book]")
-pytest.importorskip("matplotlib", reason="needs lipcore[book]")
+pytest.importorskip("transformers", reason="needs lipcore[book]")
 
-from lab import models, paper, sweep  # noqa: E402
-from lab.models.texts import load_text, sequences  # noqa: E402
-from lipcore import local_lipschitz  # noqa: E402
+import transformers
+
+from lab import models, paper, sweep
+from lab.models.texts import load_text, sequences
+from lipcore import local_lipschitz
 
 WORDS = [f"w{i}" for i in range(40)]
 
 
-def save(folder, config):
+def save(home, config):
     """A model with random weights, larger than the library's, and a tokenizer of words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -28,6 +29,7 @@ def save(folder, config):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0, 0.3, generator=draw)
+    folder = home / config.model_type
     model.save_pretrained(folder)
     tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -39,61 +41,52 @@ def save(folder, config):
 def instead(tmp_path_factory):
     home = tmp_path_factory.mktemp("stand-ins")
     size = {"hidden_size": 32, "num_hidden_layers": 7, "num_attention_heads": 8, "vocab_size": 40}
-    bert = transformers.BertConfig(intermediate_size=16, max_position_embeddings=128, **size)
-    ends = {"bos_token_id": 0, "eos_token_id": 0}
-    gpt2 = transformers.GPT2Config(n_positions=128, **size, **ends)
+    bert = transformers.BertConfig(intermediate_size=16, max_position_embeddings=64, **size)
+    gpt2 = transformers.GPT2Config(n_positions=64, bos_token_id=0, eos_token_id=0, **size)
     text = home / "text.txt"
-    text.write_text(" ".join(random.Random(0).choices(WORDS, k=6000)), encoding="utf8")
-    decoder = save(home / "gpt2", gpt2)
-    names = {
-        "bert-base-uncased": save(home / "bert", bert),
-        "gpt2": decoder,
-        "gpt2-random": decoder,
-    }
-    return names | {"alice": str(text), "ag_news": str(text)}
+    text.write_text(" ".join(random.Random(0).choices(WORDS, k=1000)), encoding="utf8")
+    names = {"bert-base-uncased": save(home, bert), "gpt2": save(home, gpt2)}
+    return names | {"gpt2-random": names["gpt2"], "alice": str(text), "ag_news": str(text)}
 
 
 @pytest.fixture(scope="module")
 def done(instead, tmp_path_factory):
-    """The folder, and the table, of one run at the first and the last length; news are shortened."""
+    """The folder, and the table, of one run at the first and the last length; all are shortened."""
     folder = tmp_path_factory.mktemp("paper")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(paper.LENGTHS, "ag_news", range(2, 123, 10))
+        patch.setattr(paper, "LENGTHS", {"alice": range(2, 37, 2), "ag_news": range(2, 43, 10)})
+        patch.setattr(paper, "CROWDS", range(2, 33, 5))
         yield folder, paper.redo(folder, instead=instead, every=60)
-
-
-def geometric_mean(values):
-    return values.double().log().mean().exp().item()
 
 
 @pytest.mark.parametrize("number", range(8))
 def test_panels_are_the_layers_at_the_text(done, instead, number):
     panel, row = paper.PANELS[number], done[1].iloc[number]
     model = models.load(instead[panel.model], decoder=panel.decoder)
-    n = 98 if panel.text == "alice" else 122
+    n = 36 if panel.text == "alice" else 42
     ids = sequences(model, load_text(instead[panel.text]), n, 10)
     f, X = model.attention(panel.layer), model.hidden_states(panel.layer, ids)
     assert f.causal == (panel.figure == "masked")
     assert row["n"] == n
-    expected = geometric_mean(local_lipschitz(f, X, tol=1e-6).value)
+    expected = gmean(local_lipschitz(f, X, tol=1e-6).value)
     assert row["local constant there"] == pytest.approx(expected, rel=2e-3)
     released = torch.stack([f.jacobian(x).rmatvec(f(x)).norm().sqrt() for x in X])
-    assert row["released quantity there"] == pytest.approx(geometric_mean(released), rel=1e-3)
+    assert row["released quantity there"] == pytest.approx(gmean(released.detach()), rel=1e-3)
 
 
 def test_published_curves_are_those_of_the_scripts(done):
     there = done[1]["published there"].to_numpy(float)
-    expected = [14.3 * 98**0.24, 6.44 * 98**0.25, 0.445 * 98**0.25]
+    expected = [14.3 * 36**0.24, 6.44 * 36**0.25, 0.445 * 36**0.25]
     assert there[[0, 4, 7]] == pytest.approx(expected)
     assert pd.isna(there[[1, 2, 3, 5, 6]]).all()
-    assert there[8:] == pytest.approx([c * 97**0.5 for c in (4.39, 5.73, 0.92, 46.9)])
+    assert there[8:] == pytest.approx([c * 32**0.5 for c in (4.39, 5.73, 0.92, 46.9)])
 
 
-def test_heads_are_measured_on_inputs_of_the_radius(instead):
+def test_heads_are_measured_on_inputs_of_the_radius(done, instead):
     """One leader against a crowd reaches the rate of the paper, on the head as it was cut."""
     for head in paper.PANELS[8:]:
-        largest = paper._worst(head, instead, every=6).groupby("n")["sigma"].max()
-        assert [*largest.index] == [2, 32, 62, 92, 97]
+        largest = paper._worst(head, instead[head.model], every=3).groupby("n")["sigma"].max()
+        assert [*largest.index] == [2, 17, 32]
         model = models.load(instead[head.model], decoder=head.decoder)
         f = model.attention(head.layer, head=head.head, output_projection=False)
         norm_v = torch.linalg.matrix_norm(f.value_matrices()[0], 2).item()
@@ -106,8 +99,7 @@ def test_figures_and_table_are_written(done):
     assert pd.read_csv(folder / "table.csv")["what"].tolist() == table["what"].tolist()
     for name in ("encoder", "masked", "adversarial"):
         assert (folder / f"{name}.png").stat().st_size > 10_000
-        drawn = ElementTree.parse(folder / f"{name}.svg")
-        assert len([x for x in drawn.iter() if x.get("id", "").startswith("axes_")]) == 4
+        assert (folder / f"{name}.svg").read_text(encoding="utf8").count('id="axes_') == 4
 
 
 def test_a_second_run_measures_no_cell_and_prints_the_table(done, instead, monkeypatch, capsys):
@@ -123,14 +115,13 @@ def test_a_second_run_measures_no_cell_and_prints_the_table(done, instead, monke
         assert panel.title in printed and f"{value:.3f}" in printed
 
 
-@pytest.mark.parametrize("wanted", ["bert-base-uncased", "gpt2", "alice", "ag_news"])
+@pytest.mark.parametrize("wanted", ["gpt2", "alice"])
 def test_without_a_network_it_refuses_in_one_line(instead, wanted, tmp_path, monkeypatch, capsys):
-    """Each model or text that is missing, before anything is measured."""
+    """A model or text that is missing, before anything is measured."""
 
     def no_texts(name):
-        if name in ("alice", "ag_news"):
+        if name == "alice":
             raise ConnectionError(f"{name}: cannot be downloaded")
-        return load_text(name)
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("LIPCORE_CACHE", str(tmp_path / "cache"))

@@ -9,34 +9,22 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
-transformers = pytest.importorskip("transformers", reason="needs lipcore[book]")
+pytest.importorskip("transformers", reason="needs lipcore[book]")
 
-from lab import token_attacks  # noqa: E402
-from lab.attack.truth import frobenius_norm, reverse_mode_jacobian  # noqa: E402
-from lab.models import LanguageModel  # noqa: E402
-from lab.token_attacks import (  # noqa: E402
-    entering,
-    evaluate,
-    guided_search,
-    random_search,
-    random_sequences,
-    token_scores,
-)
+import transformers
+
+from lab import token_attacks
+from lab.models import LanguageModel
+from lab.token_attacks import entering, guided_search, random_search, random_sequences, token_scores
 
 VOCABULARY = 60
 IDS = torch.tensor([3, 14, 15, 9, 2, 6])
 
 
 def tiny(**options):
-    config = transformers.BertConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=16,
-        **options,
-    )
+    size = {"vocab_size": VOCABULARY, "hidden_size": 24, "intermediate_size": 32}
+    layers = {"num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 16}
+    config = transformers.BertConfig(**size, **layers, **options)
     config._attn_implementation = "eager"
     model = transformers.AutoModel.from_config(config)
     generator = torch.Generator().manual_seed(0)
@@ -63,13 +51,6 @@ def dense_constant(model, layer, ids):
     return torch.linalg.matrix_norm(J, 2).item()
 
 
-@pytest.mark.parametrize("layer", [0, 1])
-def test_evaluations_are_norms_of_jacobians_by_autodiff(model, layer):
-    ids = torch.stack([IDS, IDS.flip(0)])
-    J = reverse_mode_jacobian(model.attention(layer), model.hidden_states(layer, ids))
-    assert_allclose(evaluate(model, layer, ids), frobenius_norm(J), rtol=1e-3)
-
-
 @pytest.mark.parametrize("decoder", [False, True])
 def test_entering_agrees_with_the_running_model(decoder):
     model = tiny(is_decoder=decoder)
@@ -94,17 +75,15 @@ def test_scores_are_directional_derivatives_towards_each_token(model, layer, mon
 
 
 @pytest.mark.parametrize("search", [guided_search, random_search])
-@pytest.mark.parametrize("copies", [(1, 2, 4), (1,), (3, 50)])
+@pytest.mark.parametrize("copies", [(1, 2, 4), (3, 50)])
 def test_a_search_climbs_with_allowed_tokens_and_repeats(model, search, copies):
     options = {"evaluations": 33, "batch": 8, "allowed": some_tokens(*range(10, 60))}
     found = search(model, 0, IDS, copies=copies, **options)
-    assert len(found.history) == 33
-    assert (found.history.diff() >= 0).all()
+    assert len(found.history) == 33 and (found.history.diff() >= 0).all()
     assert found.value == found.history[-1] > found.history[0]
     assert dense_constant(model, 0, found.ids) == pytest.approx(found.value, rel=1e-3)
     assert (found.ids[found.ids != IDS] >= 10).all()
-    with torch.no_grad():
-        again = search(model, 0, IDS, copies=copies, **options)
+    again = search(model, 0, IDS, copies=copies, **options)
     assert torch.equal(again.ids, found.ids) and torch.equal(again.history, found.history)
 
 
@@ -121,18 +100,16 @@ def tried(monkeypatch):
     return batches
 
 
-def exchanged(ids, places, token):
-    changed = ids.clone()
-    changed[list(places)] = token
-    return tuple(changed.tolist())
-
-
 @pytest.mark.parametrize(("copies", "per_position"), [(1, 1), (1, 3), (2, 2)])
 def test_guided_proposals_are_the_most_promising_and_none_is_tried_twice(
     model, tried, copies, per_position
 ):
     """By brute force over all exchanges, until none is left."""
-    options = {"copies": (copies,), "per_position": per_position}
+    options = {
+        "copies": (copies,),
+        "per_position": per_position,
+        "allowed": some_tokens(*range(60)),
+    }
     found = guided_search(model, 0, IDS, evaluations=60, batch=4, **options)
     scores = token_scores(model, 0, IDS)
     scores[torch.arange(6), IDS] = -torch.inf
@@ -145,7 +122,8 @@ def test_guided_proposals_are_the_most_promising_and_none_is_tried_twice(
         best = {(pairs[promise[:, t].argmax()], t) for t in tokens}
     rounds = torch.cat(tried[1:]).tolist()
     assert len(rounds) == 6 * per_position
-    assert {tuple(row) for row in rounds} == {exchanged(IDS, *exchange) for exchange in best}
+    changed = [IDS.index_fill(0, torch.tensor(places), token) for places, token in best]
+    assert {*map(tuple, rounds)} == {tuple(ids.tolist()) for ids in changed}
     assert torch.equal(found.ids, IDS)
     assert len(found.history) == 60
 
@@ -159,31 +137,15 @@ def test_random_proposals_are_uniform_over_copies_places_and_tokens(model, tried
     assert ((copies[[1, 2, 4]] - 600).abs() < 5 * 20).all()  # five standard deviations
     assert ((moved.sum(0) - 1800 * (7 / 3) / 6).abs() < 5 * 21).all()
     assert set(rounds[moved].tolist()) == {30, 31, 32, 33}
-    for row, places in zip(rounds, moved, strict=True):
-        assert len(row[places].unique()) == 1
+    assert all(len(row[places].unique()) == 1 for row, places in zip(rounds, moved, strict=True))
 
 
 def test_random_sequences_are_uniform_and_the_best_is_returned(model):
-    tokens = torch.arange(30, 34)
-    options = {
-        "allowed": some_tokens(*range(30, 34)),
-        "generator": torch.Generator().manual_seed(0),
-    }
+    chance, again = (torch.Generator().manual_seed(0) for _ in range(2))
+    options = {"allowed": some_tokens(*range(30, 34)), "generator": chance}
     found = random_sequences(model, 1, 5, evaluations=20, batch=8, **options)
-    drawn = torch.randint(4, (20, 5), generator=torch.Generator().manual_seed(0))
-    values = [dense_constant(model, 1, ids) for ids in tokens[drawn]]
-    assert found.ids.tolist() == tokens[drawn][int(np.argmax(values))].tolist()
+    drawn = 30 + torch.randint(4, (20, 5), generator=again)
+    values = [dense_constant(model, 1, ids) for ids in drawn]
+    assert torch.equal(found.ids, drawn[int(np.argmax(values))])
     assert found.value == pytest.approx(max(values), rel=1e-3)
     assert_allclose(found.history, np.maximum.accumulate(values), rtol=1e-3)
-
-
-def test_bad_input_is_refused(model):
-    with pytest.raises(ValueError, match="ids"):
-        guided_search(model, 0, IDS.repeat(2, 1), evaluations=2)
-    with pytest.raises(ValueError, match="ids"):
-        token_scores(model, 0, IDS.repeat(2, 1))
-    for allowed in (torch.ones(5, dtype=torch.bool), some_tokens()):
-        with pytest.raises(ValueError, match="allowed"):
-            random_search(model, 0, IDS, evaluations=2, allowed=allowed)
-    with pytest.raises(ValueError, match="copies"):
-        guided_search(model, 0, IDS, evaluations=2, copies=(0,))
