@@ -410,6 +410,9 @@ def test_every_picture_follows_every_hand(anew, name):
     }}""")
     scene = page.url[page.url.index("#") :]
     assert shown(anew(name, scene), key) == told
+    if page.locator("[value=reset]").count():
+        page.locator("[value=reset]").click()
+        assert page.evaluate(state) == before, "it does not go back to its start"
     for broken in ("#live=[1,2", '#live={"tokens":3,"p":"x","family":7,"order":"x","push":1}'):
         anew(name, broken)
         assert page.locator(f"#live-{name}").is_visible() and number(shown(page, key)) > 0
