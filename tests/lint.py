@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import jupytext
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -84,10 +85,6 @@ def typed_numbers(page: "Page") -> Findings:
 
 # ---- cells ----
 
-CELL = re.compile(r"^```\{code-cell\}[^\n]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-HEAD = re.compile(
-    r"\A---\n(?P<long>.*?)^---\n|\A(?P<short>(?::[\w-]+:[^\n]*\n)+)", re.DOTALL | re.M
-)
 LINES = {(): 15, ("hide-input",): 40, ("remove-input",): 10**6, ("check",): 25}
 WIDTH = 76
 
@@ -107,24 +104,22 @@ class Page:
 
     def __init__(self, name: str, text: str) -> None:
         self.name, self.stem, self.text = name, name.rpartition("/")[2], text
-        self.cells = [self.read(match) for match in CELL.finditer(text)]
+        self.cells, start = [], 0
+        for cell in jupytext.reads(text, fmt="md:myst").cells:
+            if cell.cell_type == "code":
+                start = text.index(cell.source, text.index("{code-cell}", start))
+                self.cells.append(self.read(cell, text.count("\n", 0, start) + 1))
 
-    def read(self, match: re.Match) -> Cell:
-        """Read a cell."""
-        head = HEAD.match(match[1])
-        options = {}
-        if head:
-            short = re.sub(r"^:([\w-]+:)", r"\1", head["short"] or "", flags=re.MULTILINE)
-            options = yaml.safe_load(head["long"] or short) or {}
-        shown = options.get("mystnb", {})
+    def read(self, cell, line: int) -> Cell:
+        """Read a cell whose code begins in a line."""
+        shown = cell.metadata.get("mystnb", {})
         captions = [
             shown[part][name]
             for part, name in (("figure", "caption"), ("image", "alt"))
             if name in shown.get(part, {})
         ]
-        code = match[1][head.end() :] if head else match[1]
-        line = self.text.count("\n", 0, match.start(1) + len(match[1]) - len(code)) + 1
-        return Cell(line, tuple(options.get("tags", ())), captions, code, ast.parse(code))
+        tags = tuple(cell.metadata.get("tags", ()))
+        return Cell(line, tags, captions, cell.source, ast.parse(cell.source))
 
 
 def calls(tree: ast.AST, *names: str) -> list[ast.Call]:
@@ -136,18 +131,10 @@ def calls(tree: ast.AST, *names: str) -> list[ast.Call]:
     ]
 
 
-def ends_with(tree: ast.Module, name: str) -> bool:
-    """Tell whether the last statement is an expression that calls a function."""
-    return (
-        bool(tree.body) and isinstance(tree.body[-1], ast.Expr) and bool(calls(tree.body[-1], name))
-    )
-
-
 def form(page: Page) -> Findings:
     """A cell of a chapter has one of four kinds, and what readers see of it is short."""
-    for line, tags, captions, code, tree in (
-        page.cells if page.name.startswith("notebooks/") else ()
-    ):
+    chapter = page.name.startswith("notebooks/")
+    for line, tags, captions, code, tree in page.cells if chapter else ():
         lines = code.strip("\n").split("\n")
         if tags not in LINES:
             yield line, f"tags {list(tags)}: use none, or one of hide-input, remove-input, check"
@@ -158,7 +145,8 @@ def form(page: Page) -> Findings:
                 yield line + number, f"{len(text)} characters, at most {WIDTH}: break the line"
         if tags == ("hide-input",) and len(captions) < 2:
             yield line, "hide-input is for figures: give mystnb.figure.caption and mystnb.image.alt"
-        if tags == ("check",) and not ends_with(tree, "checked"):
+        last = [part for part in tree.body[-1:] if isinstance(part, ast.Expr)]
+        if tags == ("check",) and not (last and calls(last[0], "checked")):
             yield line, "a check ends with checked(…), which says what was checked"
         if tags != ("remove-input",) and calls(tree, "glue", "claim"):
             yield line, "glue and claim stand in cells with the tag remove-input"

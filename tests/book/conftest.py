@@ -6,9 +6,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
+from book_build.execution import States
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = Path(__file__).parent / "tiny"
@@ -73,3 +75,21 @@ def book(tmp_path_factory) -> TinyBook:
     assert code == 0, output
     assert tiny.executed() == ["one", "three", "two"]
     return tiny
+
+
+@pytest.fixture
+def state_of(tmp_path, monkeypatch):
+    """The state of a page with this code, in a copy of the tiny book where a file was changed."""
+    shutil.copytree(TINY, tmp_path, dirs_exist_ok=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = SimpleNamespace(**OWN, book_libraries=["numpy"])
+
+    def state(code: str, name: str = "data/table.txt", old: str = "", new: str = "") -> str:
+        path, before = tmp_path / name, (tmp_path / name).read_text()
+        assert old in before
+        path.write_text(before.replace(old, new))
+        found = States(tmp_path, config).of(code)
+        path.write_text(before)
+        return found
+
+    return state

@@ -4,15 +4,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from checker import FLAGS, chromium_path
+from checker import launched
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session")
 def browser():
-    sync_api = pytest.importorskip("playwright.sync_api")
-    with sync_api.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=chromium_path(), args=FLAGS)
-        yield chromium
-        chromium.close()
+    with launched() as browser:
+        yield browser

@@ -24,9 +24,8 @@ class Book:
         self.path = path
         self.pdf = pikepdf.open(path)
         text = pypdfium2.PdfDocument(path)
-        self.texts = [
-            unicodedata.normalize("NFKC", page.get_textpage().get_text_bounded()) for page in text
-        ]
+        texts = (page.get_textpage().get_text_bounded() for page in text)
+        self.texts = [unicodedata.normalize("NFKC", words) for words in texts]
         self.numbers = {page.objgen: number for number, page in enumerate(self.pdf.pages, 1)}
         with self.pdf.open_outline() as outline:
             self.outline = list(self._walk(outline.root, 0))

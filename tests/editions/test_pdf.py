@@ -28,10 +28,6 @@ def words(text: str) -> str:
     return re.sub(r"\W+", "", unescape(re.sub(r"<[^>]+>", "", text)))
 
 
-def test_it_is_not_too_large(book):
-    assert book.path.stat().st_size < MEGABYTES * 1e6
-
-
 def test_the_outline_has_every_part_and_every_chapter_in_order(book):
     heading = re.compile(r"<h1>(.*?)<a class=\"headerlink\"", re.DOTALL)
     titles = [words(heading.search(article(name))[1]) for name in toc_pages()]
@@ -68,7 +64,8 @@ def test_every_picture_is_there(book):
     assert source.count("_images/") == len(shown) > 100
 
 
-def test_fonts_links_and_pages(book):
+def test_fonts_links_pages_and_size(book):
+    assert book.path.stat().st_size < MEGABYTES * 1e6
     assert check_fonts(book) + check_links(book) + check_text(book) == []
     assert len(links(book)[0]) > 500
 
@@ -168,10 +165,9 @@ def test_what_is_said_to_those_at_a_screen_is_marked():
 def test_a_formula_loses_only_what_is_too_wide(browser, tmp_path):
     """MathJax has given it a size, from which the fitting starts; a fraction of a pixel counts not."""
     style = "main { width: 728px; font-size: 14px } mjx-math { display: inline-block }"
-    formula = (
-        '<div class=math><mjx-container style="font-size: 130%"><mjx-math style="width: {}em">'
-    )
-    body = "".join(formula.format(width) + "</div>" for width in (10, 40.02, 42))  # of 18.2 px
+    formula = '<mjx-container style="font-size: 130%"><mjx-math style="width: {}em">'
+    formulas = [formula.format(width) for width in (10, 40.02, 42)]  # of 18.2 px
+    body = "".join(f"<div class=math>{text}</div>" for text in formulas)
     script = "<script>MathJax = {startup: {promise: Promise.resolve()}}</script>"
     text = f"{script}<style>{style}</style><main>{body}</main>"
     (tmp_path / "a.html").write_text(text, encoding="utf8")

@@ -304,12 +304,6 @@ def test_clustered_singular_values(generator, gap):
         assert spectral_norm(M, tol=tol).value.item() == pytest.approx(1.0, rel=1e-12)
 
 
-def test_hidden_singular_value_is_not_overlooked(generator):
-    """A top value 1.3 over a plateau of 1: the plateau looks converged, but the stop waits."""
-    M = with_spectrum(generator, [1.3] + [1.0] * 999)
-    assert spectral_norm(M).value.item() == pytest.approx(1.3, rel=1e-4)
-
-
 @pytest.mark.parametrize("columns", [3000, 2**20 + 3])
 def test_long_vectors_keep_their_digits(columns):
     """x ↦ x/10 + w⟨w, x⟩ in float32; one token has most of w, and adding up squares loses 1e-4."""
@@ -395,10 +389,9 @@ BAD_OPTIONS = [
 
 
 @pytest.mark.parametrize("options", BAD_OPTIONS, ids=str)
-@METHOD
-def test_bad_options(options, method):
+def test_bad_options(options):
     with pytest.raises((ValueError, TypeError), match=f"^{next(iter(options))}: "):
-        spectral_norm(torch.eye(3), **({"method": method} | options))
+        spectral_norm(torch.eye(3), **options)
 
 
 EYE = torch.eye(2)

@@ -57,9 +57,8 @@ def audit(page) -> list[str]:
 
 def walk(page) -> tuple[list[dict], dict | None]:
     """Press Tab until the focus is where it was before; return every stop, and what came after the last."""
-    page.evaluate(
-        f"window.walked = []; addEventListener('keyup', () => walked.push(({FOCUSED})()))"
-    )
+    note = f"walked.push(({FOCUSED})())"
+    page.evaluate(f"window.walked = []; addEventListener('keyup', () => {note})")
     stops: list[dict] = []
     seen: set[str] = set()
     while len(stops) <= MOST_STOPS:
@@ -75,12 +74,10 @@ def walk(page) -> tuple[list[dict], dict | None]:
 
 def walk_faults(stops: list[dict], after: dict | None) -> list[str]:
     """The Tab key leads through the whole page and out of it, and the focus can be seen."""
-    faults = [
-        f"the focus is not visible on {s['tag']} {s['name']!r}" for s in stops if not s["marked"]
-    ]
-    faults += [
-        f"the focus is out of sight on {s['tag']} {s['name']!r}" for s in stops if not s["shown"]
-    ]
+    faults = []
+    for part, fault in {"marked": "not visible", "shown": "out of sight"}.items():
+        lost = [stop for stop in stops if not stop[part]]
+        faults += [f"the focus is {fault} on {stop['tag']} {stop['name']!r}" for stop in lost]
     if after is not None and after["stop"] != stops[0]["stop"]:
         faults.append(f"the focus is caught at {after['tag']} {after['name']!r}")
     return faults

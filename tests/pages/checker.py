@@ -16,20 +16,12 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 import nbformat
-from book_build.printed import browser_path as chromium_path
-
-__all__ = ["chromium_path"]
+from book_build.printed import browser_path
+from playwright.sync_api import sync_playwright
 
 CHECKS = Path(__file__).with_name("checks.js")
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
+FLAGS += ["--disable-background-networking", "--disable-component-update"]
 PHONE = {"width": 390, "height": 844}
 DESKTOP = {"width": 1280, "height": 900}
 PAPER = {"width": 760, "height": 1075}  # A4 within its margins
@@ -46,6 +38,15 @@ MISPLACED = {
     "it needs the page": r"^[^#\n]*(\b[Dd]rag the\b(?![^\[\n]*\])|\bPress \*|\btab key\b|\baddress of this page\b)",
     "raw MyST": r"^\s*(?:`{3,}|:{3,})\{[\w:-]+\}.*|^\([\w:-]+\)=",
 }
+
+
+@contextmanager
+def launched():
+    """A browser, for all tests of a session."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=browser_path(), args=FLAGS)
+        yield browser
+        browser.close()
 
 
 @contextmanager
@@ -66,23 +67,18 @@ def serve(folder: Path):
 class Watched:
     """A window of the browser that remembers what went wrong while its page loaded."""
 
-    def __init__(
-        self, browser, address: str, *, viewport=DESKTOP, dark=False, formulas=True, **options
-    ):
+    def __init__(self, browser, address: str, *, viewport=DESKTOP, dark=False, formulas=True):
         self.host = urlparse(address).netloc
         self.viewport = viewport
         self.scheme = "dark" if dark else "light"
-        self.context = browser.new_context(viewport=viewport, color_scheme=self.scheme, **options)
+        self.context = browser.new_context(viewport=viewport, color_scheme=self.scheme)
         self.context.add_init_script(path=CHECKS)
         if not formulas:
             self.context.add_init_script(IN_TEX)
         self.page = self.context.new_page()
         self.faults: list[str] = []
-        self.page.on("request", self._on_request)
-        self.page.on("requestfailed", self._on_failure)
-        self.page.on("response", self._on_response)
-        self.page.on("console", self._on_console)
-        self.page.on("pageerror", lambda e: self.faults.append(f"script error: {e}"))
+        for event in ("request", "requestfailed", "response", "console", "pageerror"):
+            self.page.on(event, getattr(self, f"_on_{event}"))
 
     def __enter__(self) -> Watched:
         return self
@@ -95,7 +91,7 @@ class Watched:
         if url.scheme in ("http", "https", "ws", "wss") and url.netloc != self.host:
             self.faults.append(f"request to another host: {request.url}")
 
-    def _on_failure(self, request) -> None:
+    def _on_requestfailed(self, request) -> None:
         if request.failure != "net::ERR_ABORTED":  # the page was left before it came
             self.faults.append(f"request failed: {request.url}")
 
@@ -106,6 +102,9 @@ class Watched:
     def _on_console(self, message) -> None:
         if message.type == "error":
             self.faults.append(f"console error: {message.text}")
+
+    def _on_pageerror(self, error) -> None:
+        self.faults.append(f"script error: {error}")
 
     def open(self, url: str) -> Watched:
         """Load a page and wait until nothing moves any more and the mathematics is typeset."""
@@ -148,11 +147,8 @@ def check_notebook(path: Path) -> list[str]:
         nbformat.ValidationError,
     ) as e:
         return [f"{path.name} is no notebook: {e}"]
-    code = [
-        cell
-        for cell in notebook.cells
-        if cell.cell_type == "code" and "book-install" not in cell.metadata.get("tags", [])
-    ]
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    code = [cell for cell in code if "book-install" not in cell.metadata.get("tags", [])]
     faults = [] if any(cell.outputs for cell in code) else ["no outputs"]
     faults += ["a cell was not executed" for cell in code if cell.execution_count is None][:1]
     prose = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")

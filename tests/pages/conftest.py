@@ -1,59 +1,20 @@
 """The built book, served, and one browser for all the checks."""
 
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from checker import FLAGS, PHONE, Watched, chromium_path, serve
+from checker import PHONE, Watched, launched, serve
 
 HTML = Path(__file__).resolve().parents[2] / "_build" / "html"
 
 
-def pytest_generate_tests(metafunc):
-    """Run a test once for each page of the built book."""
-    if "built_page" in metafunc.fixturenames:
-        pages = sorted(
-            str(p.relative_to(HTML)) for p in HTML.rglob("*.html") if "_static" not in p.parts
-        )
-        pages = [page for page in pages if page != "index.html"]  # the redirect has its own test
-        metafunc.parametrize(
-            "built_page", pages or [pytest.param("none", id="the book is not built")]
-        )
-
-
-def listen(context, errors: list[str]) -> None:
-    """Note what scripts do wrong on the pages of a window."""
-    context.on("weberror", lambda e: errors.append(f"script error: {e.error}"))
-    context.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
-
-
 @pytest.fixture(scope="session")
-def errors() -> list[str]:
-    """What scripts did wrong, on any page."""
-    return []
-
-
-@pytest.fixture
-def no_errors(browser, errors):
-    """Scripts do nothing wrong during a test, on any page."""
-    errors.clear()
-    yield
-    for page in [page for context in browser.contexts for page in context.pages]:
-        page.evaluate("0")  # what it says comes after what was noted before
-    assert errors == []
-
-
-@pytest.fixture(scope="session")
-def browser(errors):
-    sync_api = pytest.importorskip("playwright.sync_api")
-    with sync_api.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=chromium_path(), args=FLAGS)
-        chromium.on("context", lambda context: listen(context, errors))
-        yield chromium
-        chromium.close()
+def browser():
+    with launched() as browser:
+        yield browser
 
 
 @pytest.fixture(scope="session")
@@ -67,11 +28,7 @@ def site():
 def windows(browser, site):
     """One window of each kind, for all tests: a new one costs a second."""
     kinds = {"desktop": {}, "phone": {"viewport": PHONE}, "in_tex": {"formulas": False}}
-    with ExitStack() as stack:
-        yield {
-            name: stack.enter_context(Watched(browser, site, **kind))
-            for name, kind in kinds.items()
-        }
+    return {name: Watched(browser, site, **kind) for name, kind in kinds.items()}
 
 
 @pytest.fixture

@@ -5,15 +5,7 @@ import json
 import nbformat
 import pytest
 from access import audit, walk, walk_faults
-from checker import (
-    PAPER,
-    PHONE,
-    Watched,
-    check,
-    check_mathematics,
-    check_notebook,
-    serve,
-)
+from checker import PAPER, PHONE, Watched, check, check_mathematics, check_notebook, serve
 
 HEAD = """<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>TITLE</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,"></head>"""
@@ -81,23 +73,20 @@ def test_a_good_page_has_no_fault(look):
 
 # What is said of a fault, and the fault.  All of them stand on one page.
 PLANTED = {
+    "the page has no title": "",
     "answered 404": '<link rel="stylesheet" href="gone.css">',
     "request to another host: http://127.0.0.2:9/x.png": '<img src="http://127.0.0.2:9/x.png" alt="x">',
     "script error: nothing is not defined": "<script>nothing.here()</script>",
     "console error: bad": "<script>console.error('bad')</script>",
     "TeX in the text: \\norm": "<p>so \\norm{x} is</p>",
-    "TeX in the text: \\(": "<p>so \\(x\\) is</p>",
-    "TeX in the text: $$": "<p>so $$x^2$$ is</p>",
     "TeX in the text: $y$": "<p>so $y$ is</p>",
     "TeX error: Undefined": "<mjx-container><mjx-merror title='Undefined'>x</mjx-merror></mjx-container>",
     "undefined command: \\oops": "<mjx-container><mjx-mtext style='color: #f00'>\\oops</mjx-mtext></mjx-container>",
     "formulas are typeset, 9 are": '<span class="math notranslate">x</span>' * 9,
     "scrolls sideways": '<div style="width: 2000px">wide</div>',
-    "p “pale”": '<p style="color: #999">pale</p>',
     "p “faded”": '<p style="opacity: .4">faded</p>',
     "p “on a dark ground”": '<div style="background: #456"><p>on a dark ground</p></div>',
     "p “pale in a fold”": "<details><summary>more</summary><p style='color: #9a9'>pale in a fold</p></details>",
-    "span “pale code”": "<div class='highlight'><pre><span style='color: #99a'>pale code</span></pre></div>",
     "link like the words around it: a “hidden”": "<p>words <a href='#x' style='color: #333; text-decoration: none'>"
     "hidden</a></p>",
     "mjx-math “x+1”": "<mjx-container><mjx-math style='color: #a99'>x+1</mjx-math></mjx-container>",
@@ -118,36 +107,20 @@ PLANTED = {
     "formula scrolls: wide": "<div class='bd-article'><mjx-container display='true' tabindex='0' "
     "style='display: block; width: 9px; overflow-x: auto'><mjx-math>wide</mjx-math>"
     "<mjx-assistive-mml>wide</mjx-assistive-mml></mjx-container></div>",
-    "code overflows: pre “x = 'long'": "<div class='highlight'><pre tabindex='0' style='width: 99px; overflow-x: auto'>"
-    "x = 'long' + 'longer' + 'longest'</pre></div>",
     "code overflows: pre “folded": "<details class='check'><summary>✓</summary><div class='highlight'>"
     f"<pre tabindex='0' style='width: 99px; overflow-x: auto'>folded = {'long ' * 9}</pre></div></details>",
     "plumbing: claim( in pre “see it": "<div class='cell_input'><div class='highlight'>"
     "<pre>see it; claim('x')</pre></div></div>",
-    "plumbing: plt. in pre “open it": "<details><summary>Solution</summary>"
-    "<div class='cell_input'><div class='highlight'><pre>open it; plt.plot()</pre></div></div></details>",
     "first text after": "<script>window.bookTypeset = 0  // before anything is drawn</script>",
     "image-alt: ": f"<img src='{SVG}'>",
-    "button-name: ": "<button></button>",
-    "link-name: ": "<a href='#x'></a>",
-    "aria-required-children: ": "<div role='list'><a href='#x'>x</a></div>",
     "scrollable-region-focusable: ": "<div class='highlight'><pre style='width: 99px; overflow-x: auto'>"
     f"{'a listing ' * 20}</pre></div>",
 }
 
 
-@pytest.fixture(scope="module")
-def found(look) -> list[str]:
-    return look(page_with("\n".join(PLANTED.values())), everything)
-
-
-@pytest.mark.parametrize("fault", PLANTED)
-def test_a_planted_fault_is_found(found, fault):
-    assert any(fault in sentence for sentence in found), found
-
-
-def test_a_page_without_a_title_is_found(look):
-    assert "the page has no title" in look(page_with("", title=""), everything)
+def test_every_planted_fault_is_found(look):
+    found = "\n".join(look(page_with("\n".join(PLANTED.values()), title=""), everything))
+    assert [fault for fault in PLANTED if fault not in found] == [], found
 
 
 def test_a_fault_that_only_the_dark_shows_is_found(look):
@@ -201,7 +174,6 @@ def notebook(**changes) -> str:
         (notebook(code={"execution_count": None}), "not executed"),
         (notebook(prose="```{prf:theorem} T\nx\n```"), "raw MyST"),
         (notebook(prose="see {cite:t}`castin2024`"), "raw MyST"),
-        (notebook(prose="(label)=\nx"), "raw MyST"),
         (notebook(prose="**Solution.**"), "without its text"),
         (notebook(prose="**Theorem 1.2.** $x$"), "not quoted"),
         (notebook(prose="> **Theorem 1.2.** $x$"), None),

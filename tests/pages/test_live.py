@@ -18,8 +18,6 @@ from lipcore.adversarial import worst_case_inputs
 from lipcore.bounds import large_radius
 from lipcore.measures import TwoDirac
 
-pytestmark = pytest.mark.usefixtures("no_errors")
-
 LIMIT = 24_000  # bytes of script a picture
 TOLERANCE = 1e-6
 NUMBER = {"two-points": "constant", "sink": "constant"}  # what a picture is about, if not "norm"
@@ -48,47 +46,46 @@ def addresses(tmp_path_factory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def page(browser):
-    """One window for all tests: a new one costs a third of a second."""
-    context = browser.new_context()
-    yield context.new_page()
-    context.close()
+def window(browser):
+    """One window for all tests, and what its scripts do wrong."""
+    errors: list[str] = []
+    with browser.new_context() as context:
+        context.on("weberror", lambda e: errors.append(f"script error: {e.error}"))
+        context.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
+        yield context.new_page(), errors
+
+
+@pytest.fixture
+def page(window):
+    page, errors = window
+    errors.clear()
+    yield page
+    page.evaluate("0")  # what it says comes after what was noted before
+    assert errors == []
 
 
 @pytest.fixture
 def anew(page, addresses):
     """Open the page of a picture as if nobody had touched it."""
 
-    def go(name: str, scene: str = ""):
+    def go(name: str, address: str = ""):
         page.goto("about:blank")
         page.mouse.move(0, 0)
-        page.goto(addresses[name] + scene)
+        page.goto(addresses[name] + address)
         return page
 
     return go
 
 
-@pytest.fixture(scope="module")
-def opened(browser, addresses):
-    """A page for each picture."""
-    context = browser.new_context()
-    pages = {name: context.new_page() for name in SHARED}
-    for name, page in pages.items():
-        page.goto(addresses[name])
-    yield pages
-    context.close()
+@pytest.fixture
+def at(anew):
+    """Open a picture at a scene; return what it knows there."""
+    return lambda name, **scene: scene_in(anew(name), name, scene)
 
 
 def scene_in(page, name: str, change: dict) -> dict:
     """Change the scene of a picture; return what it knows afterwards."""
     return page.evaluate(f"c => {{ live['{name}'].set(c); return {STATE.format(name)}; }}", change)
-
-
-def started(page, name: str, change: dict) -> dict:
-    """Change the scene with which a picture starts."""
-    if page.locator("[value=reset]").count():
-        page.locator("[value=reset]").click()
-    return scene_in(page, name, change)
 
 
 def shown(page, key: str) -> str:
@@ -151,10 +148,9 @@ SCENES = {
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_attention(opened, scene):
+def test_attention(at, page, scene):
     """The constant, the worst nudge, the weights and the four bounds."""
-    page = opened["attention"]
-    state = started(page, "attention", SCENES[scene])
+    state = at("attention", **SCENES[scene])
     causal, X = state["causal"], laid_out(state)
     f = head(state["A"], causal=causal)
     J, truth, h = f.jacobian(X), sigma(f, X), double(state["h"])
@@ -165,9 +161,8 @@ def test_attention(opened, scene):
     assert causal or state["copied"] == about(sigma(f, X.repeat_interleave(2, dim=0)))
     counts = [int(c) for *_, c in state["tokens"]]
     rows = f.weights(X)[0][torch.tensor(counts).cumsum(0) - 1]  # of the last copy of each token
-    assert close(
-        state["P"], torch.stack([part.sum(-1) for part in rows.split(counts, dim=-1)], dim=-1)
-    )
+    seen = torch.stack([part.sum(-1) for part in rows.split(counts, dim=-1)], dim=-1)
+    assert close(state["P"], seen)
     norm_a = torch.linalg.matrix_norm(double(state["A"]).reshape(2, 2), 2).item()
     size = {"radius": state["radius"], "norm_a": norm_a, "norm_v": 1.0}
     limits = {
@@ -182,11 +177,9 @@ def test_attention(opened, scene):
     assert (X.norm(dim=1) <= state["radius"] * (1 + 1e-12)).all(), "a token is outside the ball"
 
 
-def test_the_button_finds_a_pair_nearly_as_bad_as_the_package_does(opened):
-    page = opened["attention"]
+def test_the_button_finds_a_pair_nearly_as_bad_as_the_package_does(at, page):
     for family in ("away", "antisymmetric"):
-        start = {"tokens": [[0, 0, 1], [1, 0, 15]], "radius": 1.6}
-        started(page, "attention", {**start, "family": family})
+        at("attention", tokens=[[0, 0, 1], [1, 0, 15]], radius=1.6, family=family)
         page.get_by_role("button", name="Worst pair").click()
         state = scene_in(page, "attention", {})
         worst = worst_case_inputs(double(state["A"]).reshape(2, 2), 16, 1.6)
@@ -194,11 +187,14 @@ def test_the_button_finds_a_pair_nearly_as_bad_as_the_package_does(opened):
         assert state["n"] == 16 and state["norm"] > 0.8 * found
 
 
-@pytest.mark.parametrize("tokens", [None, [[0.3, -0.8, 1], [-0.9, 0.4, 9], [0.2, 1, 4], [1, 1, 1]]])
-def test_teaser(opened, tokens):
-    state = scene_in(opened["teaser"], "teaser", {"tokens": tokens} if tokens else {})
+FOUR = {"tokens": [[0.3, -0.8, 1], [-0.9, 0.4, 9], [0.2, 1, 4], [1, 1, 1]]}
+
+
+@pytest.mark.parametrize("scene", [{}, FOUR])
+def test_teaser(at, page, scene):
+    state = at("teaser", **scene)
     truth = sigma(head([-1, 0, 0, -1]), laid_out(state))
-    assert state["norm"] == about(truth) and same(shown(opened["teaser"], "norm"), truth)
+    assert state["norm"] == about(truth) and same(shown(page, "norm"), truth)
 
 
 def test_the_teaser_is_as_good_without_scripts(browser, addresses):
@@ -219,9 +215,8 @@ POINTS = [(0.02, 1.5, 1), (1e-8, 2, 2), (0.999, 1.8, 1.3), (0.5, 1.5, 0)]
 
 
 @pytest.mark.parametrize(("p", "radius", "gamma"), POINTS)
-def test_two_points(opened, p, radius, gamma):
-    page = opened["two-points"]
-    state = scene_in(page, "two-points", {"p": p, "radius": radius, "gamma": gamma})
+def test_two_points(at, page, p, radius, gamma):
+    state = at("two-points", p=p, radius=radius, gamma=gamma)
     pair, size = TwoDirac(p, radius, gamma), {"radius": radius, "norm_a": gamma, "norm_v": 1.0}
     lowest = min(-2 * gamma * radius**2 - 6, math.log(1e-9))
     masses = torch.sigmoid(torch.linspace(lowest, 0, 200_001).double())
@@ -254,10 +249,9 @@ PUSHES = {
 
 
 @pytest.mark.parametrize("push", PUSHES)
-def test_jacobian(opened, push):
+def test_jacobian(at, page, push):
     """The three pieces of the answer, the answer, the outputs, and the worst direction."""
-    page = opened["jacobian"]
-    state = started(page, "jacobian", PUSHES[push])
+    state = at("jacobian", **PUSHES[push])
     X, A = double(state["tokens"])[:, :2], double(state["A"]).reshape(2, 2)
     j, h, f = state["chosen"], double(state["push"]), head(state["A"])
     H = torch.zeros(len(X), 2).double()
@@ -281,8 +275,8 @@ def test_jacobian(opened, push):
 
 
 @pytest.mark.parametrize(("count", "a"), [(1, 0.5), (97, 3.0), (4096, 3.0)])
-def test_crowd(opened, count, a):
-    state = scene_in(opened["crowd"], "crowd", {"count": count, "a": a, "nudge": [0.2, -0.3]})
+def test_crowd(at, page, count, a):
+    state = at("crowd", count=count, a=a, nudge=[0.2, -0.3])
     if count < 100:
         f, X = head([-a, 0, 0, -a]), double([[-1, 0]] + [[1, 0]] * count)
         assert state["norm"] == about(sigma(f, X))
@@ -296,7 +290,7 @@ def test_crowd(opened, count, a):
         pair = TwoDirac(1 / (count + 1), 1.0, a)
         parts = (pair.constant, pair.transverse_constant, pair.own_query[1])
         assert state["norm"] == about(max(v.item() for v in parts))
-    assert same(shown(opened["crowd"], "norm"), state["norm"])
+    assert same(shown(page, "norm"), state["norm"])
     assert state["limit"] == about(math.exp(2 * a))
 
 
@@ -309,17 +303,17 @@ PLACES = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_ties(opened, place):
-    state = started(opened["ties"], "ties", PLACES[place])
+def test_ties(at, page, place):
+    state = at("ties", **PLACES[place])
     A, X = double([[0.6, -0.8], [0.8, 0.6]]), double(state["tokens"])[:, :2]
     f, law = head(A.tolist()), large_radius(X, A, EYE)
     assert state["norm"] == about(sigma(f, state["t"] * X))
     assert close(state["P"], f.weights(state["t"] * X)[0])
     assert state["q"] == law.most_attended.int().item()
     assert state["looks"] == law.weights.argmax(-1).tolist()
-    assert same(shown(opened["ties"], "norm"), state["norm"])
-    opened["ties"].locator("[value=tie]").click()
-    torn = scene_in(opened["ties"], "ties", {})
+    assert same(shown(page, "norm"), state["norm"])
+    page.locator("[value=tie]").click()
+    torn = scene_in(page, "ties", {})
     assert 0 <= torn["gaps"][torn["chosen"]] < 1e-9, "the chosen token is not on a border"
 
 
@@ -331,8 +325,8 @@ ORDERS = {
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("order", ORDERS)
-def test_mask(opened, order, causal):
-    state = started(opened["mask"], "mask", {**ORDERS[order], "causal": causal})
+def test_mask(at, order, causal):
+    state = at("mask", **ORDERS[order], causal=causal)
     X = double([[state["values"][token], 0] for token in state["order"]])
     A = [-state["gamma"], 0, 0, -state["gamma"]]
     masked, plain = head(A, causal=True), head(A)
@@ -345,13 +339,12 @@ def test_mask(opened, order, causal):
 
 
 @pytest.mark.parametrize("n", [2, 31, -1])
-def test_sink(opened, n):
+def test_sink(at, page, n):
     """That the numbers stored for it are the package's is tested where they are made."""
-    page = opened["sink"]
     stored = json.loads((ROOT / "book/_live/sink.json").read_text(encoding="utf8"))
     size = len(stored["words"])
     n = size if n < 0 else n
-    state = scene_in(page, "sink", {"n": n})
+    state = at("sink", n=n)
     P = torch.zeros(n, n).double()
     for i, row in enumerate(stored["weights"][:n]):
         P[i, : i + 1] = double(row)
@@ -417,6 +410,9 @@ def test_every_picture_follows_every_hand(anew, name):
     }}""")
     scene = page.url[page.url.index("#") :]
     assert shown(anew(name, scene), key) == told
+    if page.locator("[value=reset]").count():
+        page.locator("[value=reset]").click()
+        assert page.evaluate(state) == before, "it does not go back to its start"
     for broken in ("#live=[1,2", '#live={"tokens":3,"p":"x","family":7,"order":"x","push":1}'):
         anew(name, broken)
         assert page.locator(f"#live-{name}").is_visible() and number(shown(page, key)) > 0

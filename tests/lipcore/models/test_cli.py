@@ -43,16 +43,8 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def bare(tmp_path_factory):
-    """The same without words."""
-    bare = tmp_path_factory.mktemp("bare")
-    tiny_model("bert").float().save_pretrained(bare)
-    return bare
-
-
-@pytest.fixture
-def text(tmp_path):
-    path = tmp_path / "words.txt"
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "words.txt"
     path.write_text(" ".join(WORDS[(7 * i) % 18] for i in range(30)), encoding="utf-8")
     return path
 
@@ -95,16 +87,15 @@ def test_json_says_what_the_library_finds(measure, folder):
 def test_table(measure):
     code, out, err = measure()
     lines = out.splitlines()
-    head = lines.index(next(line for line in lines if line.startswith("layer")))
     assert code == 0 and err == "" and max(map(len, lines)) <= 100
-    title = " ".join(lines[:head])
+    *title, head, first, second = lines
     for said in ("BertModel", "0.0001", "probability: 0.999", f"shape: ({N}, 8)"):
-        assert said in title  # what all rows have in common
-    assert lines[head].split() == ["layer", "sigma", "lower", "upper"]
-    assert [line.split()[0] for line in lines[head + 1 :]] == ATTENTION
-    for line in lines[head + 1 :]:
-        sigma, lower, upper = map(float, line.split()[1:])
-        assert lower <= sigma <= upper
+        assert said in " ".join(title)  # what all rows have in common
+    assert head.split() == ["layer", "sigma", "lower", "upper"]
+    for name, line in zip(ATTENTION, (first, second), strict=True):
+        layer, *numbers = line.split()
+        sigma, lower, upper = map(float, numbers)
+        assert layer == name and lower <= sigma <= upper
 
 
 def test_what_is_measured(measure):
@@ -153,14 +144,14 @@ def test_output_that_nobody_reads(folder, text, capsys, monkeypatch):
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [("--help", "measure"), ("measure --help", "probability"), ("--version", lipcore.__version__)],
-)
-def test_help_and_version(arguments, expected, capsys):
+HELP = {"--help": "measure", "measure --help": "probability", "--version": lipcore.__version__}
+
+
+@pytest.mark.parametrize("arguments", HELP)
+def test_help_and_version(arguments, capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main(arguments.split())
-    assert stopped.value.code == 0 and expected in capsys.readouterr().out
+    assert stopped.value.code == 0 and HELP[arguments] in capsys.readouterr().out
 
 
 def test_as_a_module_on_a_terminal_without_greek(folder, text, monkeypatch):
@@ -207,15 +198,16 @@ def test_bad_files(measure, tmp_path, content, named):
     assert_refused(measure(text=tmp_path / "a.txt"), named)
 
 
-def test_bad_models(measure, bare, tmp_path, no_network):
+def test_bad_models(measure, tmp_path, no_network):
     assert_refused(measure(model="no-such/model"), "model: ")
     assert_refused(measure(model=tmp_path), "model: ")
-    assert_refused(measure(model=bare), f"tokenizer: expected one in {bare}")
+    tiny_model("bert").float().save_pretrained(tmp_path)
+    assert_refused(measure(model=tmp_path), f"tokenizer: expected one in {tmp_path}")
 
 
-def test_a_tokenizer_with_more_words_than_the_model(measure, bare, tmp_path):
+def test_a_tokenizer_with_more_words_than_the_model(measure, tmp_path):
     save_tokenizer(tmp_path, [f"more{i}" for i in range(19)] + WORDS)
-    assert_refused(measure("--tokenizer", str(tmp_path), model=bare), "tokenizer: ")
+    assert_refused(measure("--tokenizer", str(tmp_path)), "tokenizer: ")
 
 
 def test_weights_that_are_missing(measure, folder, tmp_path):
