@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from lab import training
-from lab.stored import stored_file
 from lab.training import METHODS, Trained, attend, initial, logits, margins, states, train
 from lipcore import Attention
 
