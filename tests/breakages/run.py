@@ -7,8 +7,8 @@
 
 Each breakage of ``list.toml`` is made in a copy of the checkout. It replaces a text, wherever it
 stands now, or changes a table of numbers (``data`` and ``code``, where ``t`` is the table). Then its
-targets run, with the working tree's own tests: arguments of pytest, or "page NAME". What turns red
-is written to ``today.toml`` after each, so that a run goes on where it was stopped.
+targets run, with the working tree's own tests: arguments of pytest, "tests/lint.py", or "page
+NAME". What turns red is written to ``today.toml`` after each, so that a stopped run goes on.
 """
 
 from __future__ import annotations
@@ -76,12 +76,17 @@ def broken(breakage: dict, file: Path) -> None:
 
 def first_red(targets: list[str], copy: Path) -> str:
     """Run targets until one fails, and return what failed; nothing if all pass."""
-    environment = os.environ | {"PYTHONPATH": f"{copy}:{copy}/book/_ext", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {
+        "PYTHONPATH": f"{copy}:{copy}/notebooks:{copy}/book/_ext",
+        "OMP_NUM_THREADS": "1",
+    }
     for target in targets:
         kind, _, name = target.partition(" ")
         if kind == "page":
             command = ["-m", "jupytext", "--quiet", "--to", "ipynb", "--execute"]
             command += [f"notebooks/{name}.md", "--output", f"{copy}/page.ipynb"]
+        elif target == "tests/lint.py":
+            command = [target]
         else:
             command = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *target.split()]
         command = [str(ROOT / ".venv/bin/python"), *command]
@@ -92,7 +97,7 @@ def first_red(targets: list[str], copy: Path) -> str:
         except subprocess.TimeoutExpired:
             return f"{target}: no end"
         if run.returncode == 5:
-            return f"{target}: no such tests"
+            raise SystemExit(f"{target}: no such tests")
         if run.returncode:
             said = [x for x in run.stdout.splitlines() if x.startswith(("FAILED", "ERROR"))]
             return said[0].split(" - ")[0].split(" ", 1)[1] if said else target
