@@ -40,8 +40,7 @@ CHOSEN = {
     "measures_and_transport": {"80 %"},  # the width of a band
     "large_radius": {"0.95"},  # a threshold
     "decoders": {"0.1"},
-    "encoder_in_detail": {"0.1", "0.4", "1.4"},
-    "growth_in_detail": {"80 %"},
+    "growth_in_detail": {"80 %", "0.1", "0.4", "1.4"},
     "zoo_of_attentions": {"ten per cent", "Ten per cent"},  # asked in an exercise
     "images_and_speech": {"5 %", "20 ms", "0.1", "0.27", "four times as"},
 }

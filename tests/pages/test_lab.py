@@ -13,7 +13,7 @@ import psutil
 import pytest
 from test_pages import ROOT
 
-CHAPTER = "live_two_points"  # seconds
+CHAPTER = "lower_bound"  # seconds
 COPIED = ["Makefile", "pyproject.toml", "requirements.lock", f"notebooks/{CHAPTER}.md"]
 LINKED = [".venv", "lipcore", "book"]
 TOKEN = "letmein"

@@ -126,8 +126,8 @@ def test_a_preview_comes_and_goes_with_pointer_and_keyboard(in_tex, site):
 # What is typed, and the page, or the place on it, that must be among the first three.
 SEARCHES = {
     "g_A": "notebooks/score_gap.html",
-    "kappa": "notebooks/every_regime.html",
-    "κ": "notebooks/every_regime.html",
+    "kappa": "notebooks/matching_bounds.html",
+    "κ": "notebooks/matching_bounds.html",
     "σ_max": "notebooks/spectral_norm.html",
     "‖P‖₂": "notebooks/why_it_grows.html",
     "general_upper": "notebooks/general_upper_bound.html",
@@ -135,7 +135,7 @@ SEARCHES = {
     "LayerNorm": "notebooks/normalisation_and_heads.html",
     "d_p": "notebooks/masked_mean_field.html",
     "pushforward": "notebooks/measures_and_transport.html",
-    "Torn queries": "notebooks/sharper_lower_bounds.html#thm-torn",
+    "Torn queries": "notebooks/matching_bounds.html#thm-torn",
     "Hardy's inequality": "notebooks/masked_attention.html#thm-masked-hardy",
     "Wasserstein": "notebooks/measures_and_transport.html#def-wasserstein",
     "attention sink": "book/glossary.html#term-attention-sink",
