@@ -36,7 +36,7 @@ function draw({ count: k, a, nudge }, { norm, weight, answer, each, all, limit }
 	put(one(".live-crowd"), { d: dots(places, [FAR, HOME[1]], r) });
 	const mean = [FAR * (1 - 2 * weight), LOW];
 	put(one(".live-outputs"), { d: dots(places, mean, r * 0.8) });
-	put(one(".live-answer"), { d: places.map(([u, v]) => arrow([mean[0] + u, mean[1] + v], answer, size)).join(""), "stroke-width": Math.max(0.008, 0.04 / k ** 0.3) });
+	put(one(".live-answer"), { d: places.filter((_, i) => i % Math.ceil(places.length / 60) === 0).map(([u, v]) => arrow([mean[0] + u, mean[1] + v], answer, size)).join(""), "stroke-width": Math.max(0.008, 0.04 / k ** 0.3) });
 	put(one(".live-nudge"), { d: arrow(HOME, nudge, 0.16) });
 	put(one(".live-token"), { transform: `translate(${HOME[0] + nudge[0]} ${-HOME[1] - nudge[1]})`, "aria-label": `The one token, moved by ${nudge.map((v) => minus(v.toFixed(2))).join(", ")}` });
 	if (drawn !== a) graph.curve(".live-curve", COUNTS.map((c) => [c + 1, sigma(c, a).norm]));
@@ -48,7 +48,8 @@ function draw({ count: k, a, nudge }, { norm, weight, answer, each, all, limit }
 	form.crowd.value = COUNTS.findLastIndex((c) => c <= k);
 	form.crowd.setAttribute("aria-valuetext", k + 1);
 	show({ n: (k + 1).toLocaleString("en"), count: k.toLocaleString("en"), weight: say(100 * weight), norm: say(norm), limit: say(limit),
-		where: k < limit ? "So far the crowd listens to the leader, and σ grows like √n." : k < 4 * limit ? "Here the growth ends: the tokens of the crowd listen to one another as well." : "The crowd outvotes the leader, and σ falls." });
+		members: k === 1 ? "The one token of the crowd" : `Each of the ${k.toLocaleString("en")} tokens of the crowd`,
+		where: k < limit && sigma(2 * k, a).norm > 1.1 * norm ? "So far the crowd looks at the leader, and σ grows about like √n." : k < 4 * limit ? "Here the growth ends: the tokens of the crowd look at one another as well." : "The crowd outvotes the leader, and σ falls." });
 }
 
 const token = one(".live-token");
