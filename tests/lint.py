@@ -86,6 +86,7 @@ def typed_numbers(page: "Page") -> Findings:
 
 LINES = {(): 15, ("hide-input",): 40, ("remove-input",): 10**6, ("check",): 25}
 WIDTH = 76
+ON_THE_PATH, NARROW = 8, 68  # lines and characters of what a reader of the main path sees
 
 
 class Cell(NamedTuple):
@@ -96,6 +97,16 @@ class Cell(NamedTuple):
     captions: list[str]
     code: str
     tree: ast.Module
+
+
+def main_path(root: Path) -> list[str]:
+    """Return the chapters of the first numbered part of the contents."""
+    toc = yaml.safe_load((root / "_toc.yml").read_text(encoding="utf8"))
+    part = next(part for part in toc["parts"] if part.get("numbered"))
+    return [page["file"] for page in part["chapters"]]
+
+
+PATH = main_path(ROOT)
 
 
 class Page:
@@ -149,6 +160,30 @@ def form(page: Page) -> Findings:
             yield line, "a check ends with checked(…), which says what was checked"
         if tags != ("remove-input",) and calls(tree, "glue", "claim"):
             yield line, "glue and claim stand in cells with the tag remove-input"
+
+
+def story(page: Page) -> Findings:
+    """A chapter begins with its question, shows words before code, and little code at a time."""
+    if not page.name.startswith("notebooks/"):
+        return
+    first = re.search(r"^# .*\n\s*((?:\S.*\n)+)", page.text, re.M)
+    words = first[1].split() if first else []
+    if not words or words[-1][-1:] not in "?*" or len(words) > 30 or "{doc}" in first[1]:
+        yield 1, "after the title comes the question alone: at most 30 words, no link, a “?”"
+    sections = [page.text.count("\n", 0, m.start()) for m in re.finditer(r"^##+ ", page.text, re.M)]
+    seen = set()
+    for line, tags, _, code, _ in page.cells:
+        section = sum(start < line for start in sections)
+        if tags == () and not section:
+            yield line, "no code is shown before the first section"
+        if tags != () or page.name not in PATH:
+            continue
+        lines = code.strip("\n").split("\n")
+        if len(lines) > ON_THE_PATH or max(map(len, lines)) > NARROW:
+            yield line, f"the main path shows at most {ON_THE_PATH} lines of {NARROW} characters"
+        if section in seen:
+            yield line, "the main path shows one cell a section: fold the other"
+        seen.add(section)
 
 
 def claims(page: Page) -> Findings:
@@ -227,7 +262,7 @@ def findings(root: Path) -> dict[str, list[str]]:
             for name, page in pages.items()
             for line, what in check(page)
         ]
-        for check in (typed_numbers, form, claims)
+        for check in (typed_numbers, form, story, claims)
     }
     found["versions"] = [f"{name}:1: {what}" for name, what in versions(root)]
     found["contents"] = [f"{name}:1: {what}" for name, what in contents(root, pages)]

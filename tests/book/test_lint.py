@@ -11,12 +11,20 @@ SPEC.loader.exec_module(lint)
 
 GOOD = """# A page
 
+How large is it?
+
 At $12.5$ and `12.5` it is {glue:text}`it-low:.2f` times that, {doc}`two` says.
 
 ```{prf:theorem} Ones
 :label: thm-ones
 One is one.
 ```
+## One section
+
+```{code-cell} ipython3
+x = some(numbers)
+```
+
 ```{code-cell} ipython3
 :tags: [check]
 
@@ -40,6 +48,10 @@ PLANTED = {
     "80 characters": ("assert", "y" * 76 + " = 1\nassert"),
     "tags ['check', 'hide-input']": ("[check]", "[check, hide-input]"),
     "hide-input is for figures": ("[check]", "[hide-input]"),
+    "after the title comes the question": ("is it?", "it is."),
+    "no code is shown before": ("## One section\n", ""),
+    "at most 8 lines of 68": ("some(", "1\n" * 8 + "some("),
+    "the main path shows one cell": ("[check]\n", "[]\n"),
     "a check ends with checked": ('checked("The sum is right.")', "x"),
     "glue and claim stand": ("assert", "glue('x', 1)\nassert"),
     "only the last expression": ('theorem="thm-ones")', 'theorem="thm-ones")\ny = 1'),
@@ -50,8 +62,8 @@ PLANTED = {
 
 
 def found(text: str) -> str:
-    page = lint.Page("notebooks/one", text)
-    checks = (lint.typed_numbers, lint.form, lint.claims)
+    page = lint.Page(lint.PATH[0], text)
+    checks = (lint.typed_numbers, lint.form, lint.story, lint.claims)
     return "\n".join(what for check in checks for _, what in check(page))
 
 

@@ -133,7 +133,7 @@ SEARCHES = {
     "general_upper": "notebooks/general_upper_bound.html",
     "local_lipschitz": "book/api.html",
     "LayerNorm": "notebooks/normalisation_and_heads.html",
-    "d_p": "notebooks/masked_mean_field.html",
+    "d_p": "notebooks/masks_further.html",
     "pushforward": "notebooks/measures_and_transport.html",
     "Torn queries": "notebooks/matching_bounds.html#thm-torn",
     "Hardy's inequality": "notebooks/masked_attention.html#thm-masked-hardy",
@@ -161,9 +161,9 @@ def test_the_scoreboard_is_filtered_by_part_and_status(in_tex, site):
     rows = page.locator("table.scoreboard tbody tr")
     everything, visible = rows.count(), page.locator("table.scoreboard tbody tr:visible")
     assert visible.count() == everything
-    page.select_option(".board-filter [name=part]", label="Theorems")
+    page.select_option(".board-filter [name=part]", label="Further")
     assert 0 < visible.count() < everything
-    assert page.locator(".board-part:visible .rubric").all_inner_texts() == ["Theorems"]
+    assert page.locator(".board-part:visible .rubric").all_inner_texts() == ["Further"]
     page.select_option(".board-filter [name=part]", label="All parts")
     page.select_option(".board-filter [name=status]", "open")
     statuses = page.locator("table.scoreboard tbody tr:visible .claim-status").all_inner_texts()

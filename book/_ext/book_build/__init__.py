@@ -13,7 +13,7 @@ claims     a claim in its theorem's box and on the scoreboard; a check folded un
 editions   the PDF (``printed``) and the archive of the site, and links to them
 slides     the deck of slides
 hover      what a reference shows when it is hovered
-speeds     how long each page takes, and the main path
+chapters   the place of a page, its question and time, and what comes next
 search     theorems found by name; words in place of formulas where others link to a page
 ========== ==========================================================================
 """
@@ -28,7 +28,7 @@ from importlib import import_module
 
 from sphinx.application import Sphinx
 
-READING = "execution pages figures live reference citations claims editions search speeds"
+READING = "execution pages figures live reference citations claims editions search chapters"
 AFTERWARDS = "pages downloads hover slides editions"  # in this order
 
 

@@ -54,18 +54,6 @@ def unique_ids(app: Sphinx, doctree: nodes.document) -> None:
                 node["ids"][position] = f"{name}-{seen[name]}"
 
 
-def lettered_pages(app: Sphinx, env) -> list[str]:
-    """Number what is on pages without a chapter's number as A.1, A.2, B.1: no number twice."""
-    letters = iter("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
-    for kinds in env.toc_fignumbers.values():  # in reading order
-        if any(len(number) > 1 for ids in kinds.values() for number in ids.values()):
-            continue
-        letter = next(letters)
-        for ids in kinds.values():
-            ids.update({name: (letter, place) for place, name in enumerate(ids, 1)})
-    return []
-
-
 def repair_page(app: Sphinx, pagename, templatename, context, doctree) -> None:
     """Repair the HTML; send Colab to the published ``.ipynb``: it cannot open the MyST source."""
     if body := context.get("body"):
@@ -122,7 +110,6 @@ def setup(app: Sphinx) -> None:
     app.connect("config-inited", set_up)
     app.connect("doctree-read", unique_ids)
     app.connect("env-updated", write_on_all_cores)
-    app.connect("env-get-updated", lettered_pages, priority=900)  # after Sphinx has numbered
     app.connect("missing-reference", public_names)
     app.connect("autodoc-process-docstring", shapes_are_no_emphasis, priority=100)  # as napoleon
     app.connect("html-page-context", repair_page, priority=600)  # after the theme made its buttons

@@ -25,12 +25,11 @@ from jinja2 import Environment, FileSystemLoader
 
 from .hover import article_of
 from .pages import published
-from .speeds import MARK
 
 TEMPLATES = Path(__file__).parent / "templates"
 LEFT_OUT = (
     "script, style, template, canvas, iframe, button, a.headerlink, .figure-files, img.only-dark, "
-    ".d-print-none, .no-print, .toggle-button, .live, .board-filter, .take-away, .page-execution, "
+    "nav.place, .d-print-none, .no-print, .toggle-button, .live, .board-filter, .take-away, .page-execution, "
     "summary svg, details.hide.above-input"  # code that only sets up or draws
 )
 LONGEST = 20 * 60  # seconds a browser may take to print
@@ -157,9 +156,6 @@ def document(root: Path, site: Path) -> str:
         for part, names in parts
         for place, docname in enumerate(names)
     ]
-    for docname, chapter in zip(docnames, chapters, strict=True):
-        if docname in config["sphinx"]["config"]["main_path"]:
-            chapter["title"] = f"{MARK} {chapter['title']}"
     template = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True)
     return template.get_template("printed.html").render(
         title=config["title"],
