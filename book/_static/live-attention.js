@@ -12,8 +12,6 @@ function bounds({ tokens, radius, causal }, { rows, A, n }) {
 	return {
 		local: mixing + most("own") + sqrt(most("C") * max(...seen)),
 		ball: Math.min(one * sqrt(column) + a, any),
-		any,
-		published: sqrt(3 * (a * a * (4 * n + 1) + n)),
 	};
 }
 
