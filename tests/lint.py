@@ -166,9 +166,9 @@ def story(page: Page) -> Findings:
     """A chapter begins with its question, shows words before code, and little code at a time."""
     if not page.name.startswith("notebooks/"):
         return
-    first = re.search(r"^# .*\n\s*((?:\S.*\n)+)", page.text, re.M)
-    words = first[1].split() if first else []
-    if not words or words[-1][-1:] not in "?*" or len(words) > 30 or "{doc}" in first[1]:
+    below = re.split(r"^# .*\n", page.text, maxsplit=1, flags=re.M)[-1].strip()
+    first = next(x for x in below.split("\n\n") if not x.startswith(("```{index}", "(")))
+    if not first.rstrip("*").endswith("?") or len(first.split()) > 30 or "{doc}" in first:
         yield 1, "after the title comes the question alone: at most 30 words, no link, a “?”"
     sections = [page.text.count("\n", 0, m.start()) for m in re.finditer(r"^##+ ", page.text, re.M)]
     seen = set()
