@@ -40,7 +40,7 @@ def others(*, n, a, causal, bias=False, rotary=False, A=None, radius=None):
 LENGTHS = st.one_of(st.none(), st.integers(1, 60), st.integers(1, 10**12))
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     kind=st.sampled_from([*KINDS]),
     seed=st.integers(0, 10**6),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 from lab import models
 from lab import sweep as sweeps
-from lab.controls import CONTROLS
+from lab.controls import CONTROLS, permute_scores
 from lab.measure_layer import measure_layer
 from lab.models.texts import load_text, sequences
 from lab.sweep import Cell, collect, export, finish, grid, main, measure, read_plan, sweep
@@ -70,8 +71,12 @@ def test_permuted_scores(name, decoder):
         assert torch.equal(old.sort().values, new.sort().values)
         assert (old == new).double().mean() < 0.1
     assert torch.equal(before.value, after.value) and torch.equal(before.output, after.output)
+
+
+def test_scores_are_permuted_in_every_layer_or_not_at_all():
+    other = SimpleNamespace(model=torch.nn.Linear(2, 2), n_layers=1)
     with pytest.raises(ValueError, match="model"):
-        sweeps._model("gpt2-random", False, "float32", True)
+        permute_scores(other, generator=torch.Generator())
 
 
 def test_layers_share_one_run_of_the_model_on_one_thread(tmp_path, monkeypatch, minilm):
