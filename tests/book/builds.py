@@ -1,12 +1,9 @@
-"""Build books, one for each line of input, in copies of a process that has imported Sphinx."""
+"""Build books, one for each line of input, in copies of a process that has imported extensions."""
 
 import importlib
 import json
 import os
 import sys
-
-# What a build imports for seconds.
-PARTS = ["jupyter_book.sphinx", "myst_nb.sphinx_ext", "sphinx.ext.autodoc", "sphinxext.opengraph"]
 
 
 def build(folder: str, log: str, environment: dict[str, str]) -> None:
@@ -19,8 +16,8 @@ def build(folder: str, log: str, environment: dict[str, str]) -> None:
 
 
 if __name__ == "__main__":  # the processes of kernels read this file too
-    for part in PARTS:
-        importlib.import_module(part)
+    for extension in sys.argv[1:]:
+        importlib.import_module(extension)
     for line in sys.stdin:
         child = os.fork()
         if child == 0:

@@ -1,6 +1,7 @@
 """The tiny book in the folder ``tiny``, built with the real extension and the real settings."""
 
 import contextlib
+import copy
 import json
 import os
 import shutil
@@ -15,6 +16,8 @@ import yaml
 from book_build.execution import States
 
 ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "book" / "_ext"
+CONFIG = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf8"))
 TINY = Path(__file__).parent / "tiny"
 collect_ignore = ["tiny"]
 OWN = {"book_packages": ["tinypkg"], "book_data": ["data"], "book_preload": ["json"]}
@@ -29,9 +32,9 @@ class TinyBook:
         self.html = folder / "_build" / "html"
         shutil.copytree(TINY, folder, dirs_exist_ok=True)
         shutil.copytree(ROOT / "book" / "_static", folder / "book" / "_static")
-        config = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf8"))
+        config = copy.deepcopy(CONFIG)
         config["bibtex_bibfiles"] = ["references.bib"]
-        config["sphinx"]["local_extensions"]["book_build"] = str(ROOT / "book" / "_ext")
+        config["sphinx"]["local_extensions"]["book_build"] = str(BUILD)
         config["sphinx"]["config"] |= OWN
         self.write("_config.yml", yaml.safe_dump(config, allow_unicode=True))
 
@@ -73,8 +76,10 @@ class TinyBook:
 @pytest.fixture(scope="session")
 def book(tmp_path_factory) -> Iterator[TinyBook]:
     """The tiny book, built once."""
-    command = [sys.executable, str(Path(__file__).with_name("builds.py"))]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+    own = ["book_build.execution", "book_build.editions"]
+    extensions = [*CONFIG["sphinx"]["config"]["extensions"], *own]
+    command = [sys.executable, str(Path(__file__).with_name("builds.py")), *extensions]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{BUILD}", "NO_COLOR": "1"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes, env=environment) as builds:
         tiny = TinyBook(tmp_path_factory.mktemp("book"), builds)
