@@ -37,14 +37,12 @@ QUANTITIES = {"sigma": "local constant", "released": "released quantity"}
 
 
 class Panel(NamedTuple):
-    """One layer of a model on a text; published: prefactor · n^exponent, or only the power.
-
-    With a head, it is this head without output projection on worst-case inputs of a radius.
-    """
+    """A layer of a model on a text, or one of its heads on worst-case inputs of a radius."""
 
     figure: str
     model: str
     layer: int
+    #: published: prefactor · n^exponent, or only the power
     exponent: float | None = None
     prefactor: float | None = None
     text: str = "alice"
@@ -162,12 +160,11 @@ def _draw(found: Mapping[Panel, pd.DataFrame]):
             rows["published"] = (panel.prefactor or start) * power
             curves.append("published")
         parts.append(rows.melt(["n"], curves, var_name="curve").assign(what=panel.title))
-    grid = sns.relplot(
-        pd.concat(parts, ignore_index=True),
-        x="n", y="value", hue="curve", col="what", col_wrap=2, kind="line",
-        estimator=gmean, errorbar=("pi", 80), palette=[colours.nth(i) for i in range(3)],
-        facet_kws={"sharey": False}, height=3.5, aspect=1.3,
-    )  # fmt: skip
+    panels = {"col": "what", "col_wrap": 2, "height": 3.5, "aspect": 1.3}
+    style = {"estimator": gmean, "errorbar": ("pi", 80), "palette": list(map(colours.nth, range(3)))}
+    axes = {"x": "n", "y": "value", "hue": "curve", "facet_kws": {"sharey": False}}
+    table = pd.concat(parts, ignore_index=True)
+    grid = sns.relplot(table, kind="line", **axes, **panels, **style)
     grid.set(xscale="log", yscale="log", xlabel="length n", ylabel="")
     return grid.set_titles("{col_name}")
 

@@ -42,11 +42,7 @@ from lipcore.models.measure import versions
 
 @dataclass(frozen=True)
 class Cell:
-    """One measurement of ``count`` consecutive sequences of a text, at a layer or head of a model.
-
-    The text and the model may be files of one's own, ``bounds`` are among those of
-    :mod:`lab.measure_layer`, and a ``control`` takes something from the text or the model.
-    """
+    """One measurement of ``count`` consecutive sequences of a text, at a layer or head of a model."""
 
     model: str
     layer: int
@@ -76,17 +72,13 @@ def grid(
     *,
     models: Sequence[str],
     lengths: Sequence[int],
-    layers: Sequence[int] | None = None,
-    heads: Sequence[int | None] | str = (None,),
+    layers: Sequence[int] | None = None,  # all
+    heads: Sequence[int | None] | str = (None,),  # "all", or whole layers
     texts: Sequence[str] = ("pydoc",),
     controls: Sequence[str] = ("",),
     **options,
 ) -> list[Cell]:
-    """Return every combination as a :class:`Cell`; ``options`` are its other attributes.
-
-    All layers are measured if none are given. Without ``heads``, which may be ``"all"``, cells are
-    about whole layers.
-    """
+    """Return every combination as a :class:`Cell`; ``options`` are its other attributes."""
     cells = []
     for model in models:
         source = find_source(model) if layers is None or heads == "all" else None
@@ -119,14 +111,8 @@ def measure(cell: Cell) -> list[dict]:
     return [attributes | row for row in rows]
 
 
-def sweep(
-    cells: Iterable[Cell], folder: str | os.PathLike, *, workers: int = 1, progress: bool = True
-) -> pd.DataFrame:
-    """Measure all cells, and return their rows in the order of the cells.
-
-    The table is also in ``folder/table.parquet``, and cells that the folder already holds are not
-    measured again.
-    """
+def sweep(cells: Iterable[Cell], folder: str | os.PathLike, *, workers: int = 1) -> pd.DataFrame:
+    """Measure all cells that the folder does not hold, and return rows in the order of the cells."""
     cells = list(dict.fromkeys(cells))
     require(cells, "cells", "at least one cell", "none")
     groups: dict[Cell, list[Cell]] = {}
@@ -134,7 +120,7 @@ def sweep(
         groups.setdefault(_shared(cell), []).append(cell)
     # the top layer comes first, so that its run of the model serves the layers below
     ordered = [sorted(group, key=lambda cell: -cell.layer) for group in groups.values()]
-    finish(itertools.chain(*ordered), folder, measure, workers=workers, progress=progress)
+    finish(itertools.chain(*ordered), folder, measure, workers=workers)
     table = collect(cells, folder)
     table["head"] = table["head"].astype("Int64")  # the whole layer has none
     table.to_parquet(Path(folder) / "table.parquet", index=False)
@@ -147,16 +133,11 @@ def finish(
     measure: Callable[..., list[dict]],
     *,
     workers: int = 1,
-    progress: bool = True,
 ) -> None:
-    """Measure the cells that the folder does not hold yet, and keep the rows of each in a file.
-
-    A cell is anything with a ``key``. With several workers, they are processes. Cells that fail
-    cost nothing else: a RuntimeError names them at the end.
-    """
+    """Measure the cells that the folder does not hold yet; each that fails is named at the end."""
     cells = list(cells)
     keep = functools.partial(_keep, folder, measure)
-    bar = functools.partial(tqdm, disable=not progress, total=len(cells), unit="cell")
+    bar = functools.partial(tqdm, total=len(cells), unit="cell")
     if check_count("workers", workers) > 1:
         with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
             outcomes = list(bar(pool.map(keep, cells)))
@@ -196,12 +177,8 @@ def collect(cells: Iterable, folder: str | os.PathLike) -> pd.DataFrame:
 
 
 def export(table: pd.DataFrame, path: str | os.PathLike, *, command: str) -> None:
-    """Write a small copy of a table, and in its ``attrs`` how it was made.
-
-    Measured numbers have 13 binary digits, a relative rounding of 6e-5 at most; upper bounds are
-    rounded up. Columns without new information are left out.
-    """
-    dropped = ["lower", "residual", "log_best", "log_general"]
+    """Write a small copy of a table, in 13 binary digits, and in its ``attrs`` how it was made."""
+    dropped = ["lower", "residual"]
     dropped += [name for name in BOUNDS if name in table and table[name].isna().all()]
     dropped += ["converged"] if "converged" in table and table["converged"].all() else []
     small = table.drop(columns=dropped, errors="ignore")

@@ -71,10 +71,7 @@ def entering(model: LanguageModel, layer: int, x0: Tensor) -> Tensor:
 
 
 def _products(model: LanguageModel, gradient: Tensor) -> Tensor:
-    """Return gradient_i · LayerNorm(E_t + p_i) for all i and t, up to a constant in t.
-
-    Two products with the table E suffice, for the mean and the norm of E_t + p_i.
-    """
+    """Return gradient_i · LayerNorm(E_t + p_i) for all i and t, up to a constant in t."""
     embedding = model.model.embeddings
     norm = embedding.LayerNorm
     table = embedding.word_embeddings.weight
@@ -83,6 +80,7 @@ def _products(model: LanguageModel, gradient: Tensor) -> Tensor:
     along = gradient * norm.weight
     along = along - along.mean(-1, keepdim=True)
     product = along @ table.mT + (along * place).sum(-1, keepdim=True)
+    # mean and norm of E_t + p_i, by two products with the table
     mean = table.mean(-1) + place.mean(-1, keepdim=True)
     square = table.square().sum(-1) + 2 * place @ table.mT + place.square().sum(-1, keepdim=True)
     return product / (square / table.shape[1] - mean.square() + norm.eps).sqrt()

@@ -174,10 +174,7 @@ def mixing(parameters: Parameters, X: Tensor) -> Tensor:
 
 
 def softmax_jacobian(parameters: Parameters, X: Tensor) -> Tensor:
-    """Return the mean two-weights bound of ‖diag(p) − ppᵀ‖ over rows, heads and layers.
-
-    This is our reading of JaSMin (Yudin et al. 2025, :prf:ref:`lem-rivals-softmax`).
-    """
+    """Return the mean of Yudin et al.'s bound (:prf:ref:`lem-rivals-softmax`) over all rows."""
     layers = enumerate(states(parameters, X)[:-1])
     rows = [softmax_norm_upper(weights(parameters, i, entering)) for i, entering in layers]
     return torch.stack(rows).mean((0, -1, -2, -3))
@@ -257,13 +254,11 @@ def margins(trained: Trained, X: Tensor, answers: Tensor) -> Tensor:
     return scores.gather(-1, right)[..., 0] - others.amax(-1)
 
 
-def attacked(
-    trained: Trained, X: Tensor, answers: Tensor, radius: float, *, steps: int = 15
-) -> Tensor:
+def attacked(trained: Trained, X: Tensor, answers: Tensor, radius: float) -> Tensor:
     """Return the least margin that gradient steps find if all tokens move, by ``radius`` in all."""
     H = torch.zeros_like(X)
     least = margins(trained, X, answers)
-    for _ in range(steps):
+    for _ in range(15):
         H = H - radius / 2 * _unit_slope(trained, X + H, answers)
         H = H * (radius / H.norm(dim=(-2, -1), keepdim=True)).clamp(max=1)
         least = torch.minimum(least, margins(trained, X + H, answers))

@@ -13,10 +13,7 @@ from lipcore._checks import check_count, require
 
 
 class LoadedModel:
-    """A model in evaluation mode without gradients, ``model``, and its tokenizer.
-
-    The ``folder`` is None and ``sha256`` empty if weights were drawn.
-    """
+    """A model in evaluation mode without gradients, ``model``, and its tokenizer."""
 
     def __init__(
         self, model: nn.Module, *, name: str, folder: Path | None, sha256: str = ""

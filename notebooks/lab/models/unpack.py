@@ -145,17 +145,10 @@ _TYPES = (torch.float32, torch.int8, torch.int16, torch.int32, torch.float16, to
 
 
 def read_ctranslate2(stream: BinaryIO) -> dict[str, Tensor]:
-    """Return the variables of a model in the binary format of CTranslate2, version 6.
-
-    All numbers are little-endian. The file begins with the version (4 bytes), the name and the
-    revision (4) of the specification, and the number of variables (4). A variable is its name, its
-    rank (1), its dimensions (4 each), its type (1, see the table above), the number of its bytes
-    (4), and these. A name is its length (2), and its bytes with a zero at the end. Aliases, which
-    follow, are left out.
-    """
+    """Return the variables of a model in the binary format of CTranslate2, version 6."""
     version = _number(stream, "I")
     require(version == 6, "stream", "version 6 of CTranslate2's format", version)
-    _name(stream)
+    _name(stream)  # of the specification, and its revision
     _number(stream, "I")
     found = {}
     for _ in range(_number(stream, "I")):
@@ -178,6 +171,7 @@ def _number(stream: BinaryIO, kind: str) -> int:
 
 
 def _name(stream: BinaryIO) -> str:
+    """Read a name: its length in two bytes, and its bytes with a zero at the end."""
     return _bytes(stream, _number(stream, "H"))[:-1].decode()
 
 
