@@ -16,8 +16,7 @@ from lab.numbers import power
 
 MIME_TYPE = "application/vnd.lipcore.claim+json"
 CHECKED_TYPE = "application/vnd.lipcore.checked+json"
-# From the strongest down: proved, and its constants enclosed in intervals by the tests; proved on
-# the page, and checked; checked numerically only.
+# From the strongest down; enclosed: proved, and the tests enclose its constants in intervals.
 STATUSES = ("enclosed", "proved", "checked", "fails", "open")
 SOURCES = ("paper", "book")  # or the key of a work in the bibliography
 RATIO_TOLERANCE = 1e-9  # allowed relative rounding error of a ratio that should not pass 1

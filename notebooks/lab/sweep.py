@@ -1,7 +1,4 @@
-"""Many measurements on real models, each kept when it is finished: ``python -m lab.sweep``.
-
-The same command takes up where it was stopped.
-"""
+"""Many measurements on real models, of which ``python -m lab.sweep`` keeps each that is finished."""
 
 from __future__ import annotations
 
@@ -10,13 +7,11 @@ import functools
 import hashlib
 import itertools
 import json
-import multiprocessing
 import os
 import time
 import tomllib
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -35,7 +30,7 @@ from lab.models.language_model import LanguageModel
 from lab.models.sources import SOURCES, find_source
 from lab.models.texts import load_text, sequences
 from lab.stored import kept, stored_file
-from lipcore._checks import check_count, require
+from lipcore._checks import require
 from lipcore.attention import Attention
 from lipcore.models.measure import versions
 
@@ -111,7 +106,7 @@ def measure(cell: Cell) -> list[dict]:
     return [attributes | row for row in rows]
 
 
-def sweep(cells: Iterable[Cell], folder: str | os.PathLike, *, workers: int = 1) -> pd.DataFrame:
+def sweep(cells: Iterable[Cell], folder: str | os.PathLike) -> pd.DataFrame:
     """Measure all cells that the folder does not hold, and return rows in the order of the cells."""
     cells = list(dict.fromkeys(cells))
     require(cells, "cells", "at least one cell", "none")
@@ -120,48 +115,30 @@ def sweep(cells: Iterable[Cell], folder: str | os.PathLike, *, workers: int = 1)
         groups.setdefault(_shared(cell), []).append(cell)
     # the top layer comes first, so that its run of the model serves the layers below
     ordered = [sorted(group, key=lambda cell: -cell.layer) for group in groups.values()]
-    finish(itertools.chain(*ordered), folder, measure, workers=workers)
+    finish(itertools.chain(*ordered), folder, measure)
     table = collect(cells, folder)
     table["head"] = table["head"].astype("Int64")  # the whole layer has none
     table.to_parquet(Path(folder) / "table.parquet", index=False)
     return table
 
 
-def finish(
-    cells: Iterable,
-    folder: str | os.PathLike,
-    measure: Callable[..., list[dict]],
-    *,
-    workers: int = 1,
-) -> None:
-    """Measure the cells that the folder does not hold yet; each that fails is named at the end."""
-    cells = list(cells)
-    keep = functools.partial(_keep, folder, measure)
-    bar = functools.partial(tqdm, total=len(cells), unit="cell")
-    if check_count("workers", workers) > 1:
-        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-            outcomes = list(bar(pool.map(keep, cells)))
-    else:
-        outcomes = list(bar(map(keep, cells)))
-    failures = [outcome for outcome in outcomes if outcome]
+def finish(cells: Iterable, folder: str | os.PathLike, measure: Callable[..., list[dict]]) -> None:
+    """Measure the cells that the folder does not hold yet; those that fail are named at the end."""
+    failures = []
+    for cell in tqdm(list(cells), unit="cell"):
+        try:
+            kept(_path(folder, cell), functools.partial(_timed, measure, cell))
+        except Exception as error:
+            failures.append(f"{cell}: {error!r}")
     if failures:
-        reasons = "; ".join(failures[:5])
-        raise RuntimeError(f"{len(failures)} of {len(cells)} cells failed: {reasons}")
+        raise RuntimeError(f"{len(failures)} cells failed: {'; '.join(failures[:5])}")
 
 
-def _keep(folder, measure, cell) -> str | None:
-    """Measure a cell unless it is kept, and time it on one core; return what went wrong."""
-
-    def make() -> dict:
-        begin = time.thread_time()
-        rows = measure(cell)
-        return {"seconds": time.thread_time() - begin, "rows": rows}
-
-    try:
-        kept(_path(folder, cell), make)
-    except Exception as error:
-        return f"{cell}: {error!r}"
-    return None
+def _timed(measure: Callable[..., list[dict]], cell) -> dict:
+    """Measure a cell, and time it on one core."""
+    begin = time.thread_time()
+    rows = measure(cell)
+    return {"seconds": time.thread_time() - begin, "rows": rows}
 
 
 def _path(folder: str | os.PathLike, cell) -> Path:
@@ -272,11 +249,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--plan", required=True, metavar="FILE", help="a TOML file, as book/data/sweep.toml")
     add("--folder", type=Path, required=True, help="keeps what is finished, and the table")
     add("--export", type=Path, metavar="FILE", help="write a small copy, with how it was made")
-    add("--workers", type=int, default=1, help="processes (default: 1)")
     options = parser.parse_args(argv)
     try:
         cells = read_plan(options.plan)
-        table = sweep(cells, options.folder, workers=options.workers)
+        table = sweep(cells, options.folder)
         if options.export:
             what = f"--plan {options.plan} --folder {options.folder} --export {options.export}"
             export(table, options.export, command=f"python -m lab.sweep {what}")

@@ -57,14 +57,10 @@ COMMAND = "make training"
 class Method(NamedTuple):
     """One method of keeping a network smooth, of the strengths that are tried, smooth to free."""
 
-    #: adds penalty(parameters, tokens), a number for each seed, to the loss
-    penalty: Callable[[Parameters, Tensor], Tensor] | None = None
-    #: clips the singular values of the weights at the strength
-    cap: bool = False
-    #: gives queries and keys length one, and multiplies their products by the strength
-    qk_norm: bool = False
-    #: learns at tokens that one gradient step, as long as the strength, has moved
-    attack: bool = False
+    penalty: Callable[[Parameters, Tensor], Tensor] | None = None  # added for each seed
+    cap: bool = False  # the singular values of the weights are clipped at the strength
+    qk_norm: bool = False  # queries and keys of length one, their products times the strength
+    attack: bool = False  # learns at tokens that a gradient step of this length has moved
     strengths: tuple[float, ...] = (0.0,)
 
 
@@ -182,12 +178,11 @@ def softmax_jacobian(parameters: Parameters, X: Tensor) -> Tensor:
 
 def capped(parameters: Parameters, cap: float) -> Parameters:
     """Clip the singular values of every matrix at ``cap``."""
-
-    def clip(matrix: Tensor) -> Tensor:
+    found = {}
+    for name, matrix in parameters.items():
         U, S, Vh = torch.linalg.svd(matrix, full_matrices=False)
-        return U * S.clamp(max=cap)[..., None, :] @ Vh
-
-    return {name: clip(matrix) for name, matrix in parameters.items()}
+        found[name] = U * S.clamp(max=cap)[..., None, :] @ Vh
+    return found
 
 
 #: The methods that are compared.

@@ -59,10 +59,11 @@ class LoadedModel:
 
     def check_length(self, n: int) -> int:
         """Return n if the model has that many positions, else raise ValueError."""
+        n = check_count("n", n)
         most = self.max_positions
-        fits = most is None or check_count("n", n) <= most
+        fits = most is None or n <= most
         require(fits, "n", f"at most {most} tokens, the positions of {self.name}", n)
-        return check_count("n", n)
+        return n
 
 
 def library():

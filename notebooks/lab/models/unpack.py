@@ -1,7 +1,4 @@
-"""Convert weights in formats that transformers reads slowly or not at all, once and for all.
-
-The copy is an ordinary checkpoint in float32, which :func:`lab.models.load` reads.
-"""
+"""Convert weights in formats that transformers reads slowly or not at all to float32, once."""
 
 from __future__ import annotations
 
@@ -171,8 +168,7 @@ def _number(stream: BinaryIO, kind: str) -> int:
 
 
 def _name(stream: BinaryIO) -> str:
-    """Read a name: its length in two bytes, and its bytes with a zero at the end."""
-    return _bytes(stream, _number(stream, "H"))[:-1].decode()
+    return _bytes(stream, _number(stream, "H"))[:-1].decode()  # a zero is at the end
 
 
 _WRITERS = {"gguf": _write_gguf, "onnx": _write_onnx, "bin": _write_ctranslate2}

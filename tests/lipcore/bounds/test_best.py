@@ -87,7 +87,7 @@ def test_never_above_another_bound_of_a_layer(case, radius, n):
         assert found <= limit + 1e-9 + 1e-12 * abs(limit)
 
 
-@pytest.mark.parametrize("radius", [1e-6, 0.3, 1.0, 1e3])
+@pytest.mark.parametrize("radius", [0.3, 1e3])
 def test_holds_for_every_layer(case, truth, radius):
     """Biases, heads, groups, rotary positions, projections, masks, log-weights: the whole table."""
     n = case.X.shape[-2]

@@ -222,7 +222,7 @@ def test_behind_a_normalisation(make_case, normalised, kind, name):
     def block(Y):
         return layer(bounds.normalise(N, Y))
 
-    for radius in (1e-3, 0.1, 1.0, 30.0):
+    for radius in (0.1, 1.0, 30.0):
         bound = bounds.change_upper(layer, X, radius, norm=kind, normalisation=N).item()
         assert attacked(change(block, X), X, radius, kind) <= bound * (1 + 1e-9)
     bound = bounds.change_upper(layer, X, 1e-7, norm=kind, normalisation=N).item()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -184,14 +183,6 @@ def test_a_damaged_file_is_measured_again(run, tmp_path, left):
     path = tmp_path / "cells" / "b.json"
     path.write_bytes(path.read_bytes()[:left])
     assert run() == ["b"]
-
-
-def test_two_processes(tmp_path, monkeypatch):
-    """A real pool; forked, for new processes would import torch once more."""
-    fork = multiprocessing.get_context("fork")
-    monkeypatch.setattr(multiprocessing, "get_context", lambda kind: fork)
-    finish(FAKES, tmp_path, vars, workers=2)
-    assert len(list(tmp_path.glob("cells/*.json"))) == len(FAKES)
 
 
 # --- the command, and the small copy ----------------------------------------------------------
