@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from book_build.execution import States
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "book" / "_ext"
@@ -92,6 +91,8 @@ def book(tmp_path_factory) -> Iterator[TinyBook]:
 @pytest.fixture
 def state_of(tmp_path, monkeypatch):
     """The state of a page with this code, in a copy of the tiny book where a file was changed."""
+    from book_build.execution import States  # a second to import
+
     shutil.copytree(TINY, tmp_path, dirs_exist_ok=True)
     monkeypatch.syspath_prepend(tmp_path)
     config = SimpleNamespace(**OWN, book_libraries=["numpy"])
