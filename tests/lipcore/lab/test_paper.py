@@ -22,6 +22,7 @@ from lipcore import local_lipschitz
 
 KINDS = ("png", "svg")
 WORDS = [f"w{i}" for i in range(40)]
+draw = paper._draw  # which most tests leave out
 
 
 def save(home, config):
@@ -29,10 +30,10 @@ def save(home, config):
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     model = transformers.AutoModel.from_config(config)
-    draw = torch.Generator().manual_seed(0)
+    chance = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.normal_(0, 0.3, generator=draw)
+            parameter.normal_(0, 0.3, generator=chance)
     folder = home / config.model_type
     model.save_pretrained(folder)
     tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="w0"))
@@ -112,7 +113,7 @@ def test_both_quantities_are_drawn_with_the_published_curve():
     sigma, released = np.random.default_rng(0).uniform(1, 3, (2, 6))
     rows = pd.DataFrame({"n": lengths, "sigma": sigma, "released": released})
     panels = [paper.PANELS[i] for i in (0, 1, 5)]
-    grid = paper._draw(dict.fromkeys(panels, rows))
+    grid = draw(dict.fromkeys(panels, rows))
     means = [gmean(column.reshape(2, 3), axis=1) for column in (sigma, released)]
     ends = np.array([2, 36])
     curves = [[14.3 * ends**0.24], [], [means[1][0] * (ends / 2) ** 0.26]]
