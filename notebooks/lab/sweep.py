@@ -156,7 +156,7 @@ def collect(cells: Iterable, folder: str | os.PathLike) -> pd.DataFrame:
 def export(table: pd.DataFrame, path: str | os.PathLike, *, command: str) -> None:
     """Write a small copy of a table, in 13 binary digits, and in its ``attrs`` how it was made."""
     dropped = ["lower", "residual"]
-    dropped += [name for name in BOUNDS if name in table and table[name].isna().all()]
+    dropped += [name for name in table.select_dtypes("float64") if table[name].isna().all()]
     dropped += ["converged"] if "converged" in table and table["converged"].all() else []
     small = table.drop(columns=dropped, errors="ignore")
     floats = list(small.select_dtypes("float64").columns.difference(["tol", "probability"]))

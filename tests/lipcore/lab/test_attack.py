@@ -210,7 +210,7 @@ def test_climbing_reaches_the_norm_of_a_linear_map():
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
     path = tmp_path_factory.mktemp("attack") / "table.json"
-    assert command.main(["--problems", "10", "--output", str(path)]) == 0
+    assert command.main(["--problems", "20", "--output", str(path)]) == 0
     return json.loads(path.read_text())
 
 
