@@ -16,7 +16,8 @@ from lab.numbers import power
 
 MIME_TYPE = "application/vnd.lipcore.claim+json"
 CHECKED_TYPE = "application/vnd.lipcore.checked+json"
-STATUSES = ("enclosed", "proved", "checked", "fails", "open")  # from the strongest down
+# From the strongest down; enclosed: proved, and the tests enclose its constants in intervals.
+STATUSES = ("enclosed", "proved", "checked", "fails", "open")
 SOURCES = ("paper", "book")  # or the key of a work in the bibliography
 RATIO_TOLERANCE = 1e-9  # allowed relative rounding error of a ratio that should not pass 1
 MATHS = re.compile(r"\$([^$]+)\$")  # in a statement
@@ -28,21 +29,15 @@ _LABEL = re.compile(r"[a-z]+(-[a-z0-9]+)+")
 
 @dataclass(frozen=True)
 class Claim:
-    """One statement with its source, its status and the evidence for it.
-
-    ``status`` is ``"proved"`` (on the page, and checked), ``"enclosed"`` (proved, and its constants
-    are enclosed in intervals by the tests), ``"checked"`` (numerically only), ``"fails"`` (a
-    ``witness``, one sentence, contradicts it) or ``"open"``. ``ratio`` is the largest value seen of
-    what should not pass 1, ``theorem`` the label of the theorem on the page that says this.
-    """
+    """One statement with its source, its status and the evidence for it."""
 
     key: str
     statement: str
     source: str
     status: str
-    ratio: float | None = None
-    witness: str | None = None
-    theorem: str | None = None
+    ratio: float | None = None  # the largest value seen of what should not pass 1
+    witness: str | None = None  # one sentence, if it fails
+    theorem: str | None = None  # the label of the theorem on the page that says this
 
     def __post_init__(self) -> None:
         _require(_matches(_KEY, self.key), "key", "lower-case words joined by hyphens", self.key)

@@ -30,10 +30,8 @@ from lipcore.spectral import spectral_norm
 class Model(NamedTuple):
     """A model that is stored, and which photographs it sees; without them it reads the text."""
 
-    #: submodules that run after its blocks
-    after: tuple[str, ...] = ()
-    #: the output token that stands for the whole input: the last word, or the class token
-    read: int = -1
+    after: tuple[str, ...] = ()  # submodules that run after its blocks
+    read: int = -1  # the output token that stands for the whole input: last word, or class token
     photographs: tuple[str, ...] = ()
 
 

@@ -1,8 +1,7 @@
-"""What the page "How fast" shows: ``python -m lab.distil RECORD TABLE``.
+"""What the page "How fast" shows, from pytest-benchmark's record: ``lab.distil RECORD TABLE``.
 
-``TABLE`` gets from pytest-benchmark's record what the book shows, and how many pairs of products
-each rule for stopping needs. Times of rivals are for ten sequences, also where fewer were run. Of
-several rounds the median counts; for single pairs the least, which owes least to other work.
+Times of rivals are for ten sequences, also where fewer were run. Of several rounds the median
+counts; for single pairs the least, which owes least to other work.
 """
 
 from __future__ import annotations

@@ -64,15 +64,10 @@ class Cell:
 
 def plan() -> list[Cell]:
     """Return every cell of the stored table."""
-    main = [Cell("vit", "photo", *pair) for pair in SIDES.items()]
-    main += [Cell("whisper", "speech", *pair) for pair in FRAMES.items()]
-    controls = [
-        Cell(model, shown, *pair)
-        for model, lengths in (("vit", CONTROL_SIDES), ("whisper", CONTROL_FRAMES))
-        for shown in CONTROLS[model]
-        for pair in lengths.items()
-    ]
-    return main + controls
+    counts = {("vit", "photo"): SIDES, ("whisper", "speech"): FRAMES}
+    for model, lengths in (("vit", CONTROL_SIDES), ("whisper", CONTROL_FRAMES)):
+        counts |= {(model, shown): lengths for shown in CONTROLS[model]}
+    return [Cell(*what, *pair) for what, lengths in counts.items() for pair in lengths.items()]
 
 
 def shuffled(signal: Tensor, size: Sequence[int], generator: torch.Generator) -> Tensor:

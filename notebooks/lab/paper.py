@@ -1,8 +1,4 @@
-r"""The experiments of Castin, Ablin & Peyré (2024) on their own models: ``make paper``.
-
-Beside each constant stand :math:`\|D_Xf^\top f(X)\|^{1/2}`, which the released scripts compute, and
-the curve that was published.
-"""
+"""The experiments of Castin, Ablin & Peyré (2024) on their own models: ``make paper``."""
 
 from __future__ import annotations
 
@@ -37,15 +33,12 @@ QUANTITIES = {"sigma": "local constant", "released": "released quantity"}
 
 
 class Panel(NamedTuple):
-    """One layer of a model on a text; published: prefactor · n^exponent, or only the power.
-
-    With a head, it is this head without output projection on worst-case inputs of a radius.
-    """
+    """A layer of a model on a text, or one of its heads on worst-case inputs of a radius."""
 
     figure: str
     model: str
     layer: int
-    exponent: float | None = None
+    exponent: float | None = None  # published: prefactor · n^exponent, or only the power
     prefactor: float | None = None
     text: str = "alice"
     decoder: bool = False
@@ -80,16 +73,11 @@ PANELS = (
 def redo(folder: Path, *, instead: Mapping[str, str], every: int = 1) -> pd.DataFrame:
     """Measure all panels, and return exponents and the values at the greatest length, a row each."""
     names = _names(instead)
-    cells, found = {}, {}
-    for panel in PANELS:
-        if panel.head is None:
-            cells[panel] = _cells(panel, names, every)
+    cells = {panel: _cells(panel, names, every) for panel in PANELS if panel.head is None}
     sweep(itertools.chain(*cells.values()), folder)
-    for panel in PANELS:
-        if panel in cells:
-            found[panel] = collect(cells[panel], folder)
-        else:
-            found[panel] = _worst(panel, names[panel.model], every)
+    found = {panel: collect(some, folder) for panel, some in cells.items()}
+    heads = [panel for panel in PANELS if panel not in cells]
+    found |= {panel: _worst(panel, names[panel.model], every) for panel in heads}
     for name, panels in itertools.groupby(PANELS, key=lambda panel: panel.figure):
         grid = _draw({panel: found[panel] for panel in panels})
         for kind in ("svg", "png"):
@@ -162,12 +150,15 @@ def _draw(found: Mapping[Panel, pd.DataFrame]):
             rows["published"] = (panel.prefactor or start) * power
             curves.append("published")
         parts.append(rows.melt(["n"], curves, var_name="curve").assign(what=panel.title))
-    grid = sns.relplot(
-        pd.concat(parts, ignore_index=True),
-        x="n", y="value", hue="curve", col="what", col_wrap=2, kind="line",
-        estimator=gmean, errorbar=("pi", 80), palette=[colours.nth(i) for i in range(3)],
-        facet_kws={"sharey": False}, height=3.5, aspect=1.3,
-    )  # fmt: skip
+    panels = {"col": "what", "col_wrap": 2, "height": 3.5, "aspect": 1.3}
+    style = {
+        "estimator": gmean,
+        "errorbar": ("pi", 80),
+        "palette": list(map(colours.nth, range(3))),
+    }
+    axes = {"x": "n", "y": "value", "hue": "curve", "facet_kws": {"sharey": False}}
+    table = pd.concat(parts, ignore_index=True)
+    grid = sns.relplot(table, kind="line", **axes, **panels, **style)
     grid.set(xscale="log", yscale="log", xlabel="length n", ylabel="")
     return grid.set_titles("{col_name}")
 

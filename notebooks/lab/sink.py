@@ -1,13 +1,10 @@
-"""A head that attends to the first token of a text, measured at every length for a live picture.
-
-``python -m lab.sink book/_live/sink.json`` makes the file that is kept with the book.
-"""
+"""A head that attends to the first token: ``python -m lab.sink book/_live/sink.json`` measures it."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -22,18 +19,14 @@ LAYER, HEAD = 18, 3
 TOKENS = 44
 
 
-def measure_sink(lengths: Iterable[int] = range(1, TOKENS + 1)) -> dict:
-    """Return what one head does with the first tokens of a text, in double precision.
-
-    At a smaller length the weights are a corner, for the model reads from left to right.
-    """
+def measure_sink(lengths: Sequence[int] = range(1, TOKENS + 1)) -> dict:
+    """Return what one head does with the first tokens of a text, in double precision."""
     model = models.load("smollm2", dtype=torch.float64)
     ids = model.encode(load_text("bible")[:1000])[:TOKENS]
     X = model.all_hidden_states(ids[None], up_to=LAYER)[LAYER][0]
     head = model.attention(LAYER).head(HEAD)
     P = head.weights(X)[0]
-    lengths = list(lengths)
-    return {
+    return {  # at a smaller length the weights are a corner: the model reads from left to right
         "words": [model.decode(token) for token in ids[:, None]],
         "weights": [[round(w, 8) for w in row[: i + 1]] for i, row in enumerate(P.tolist())],
         "norms": [torch.linalg.matrix_norm(P[:n, :n], 2).item() for n in lengths],

@@ -1,8 +1,4 @@
-"""What is kept of long measurements: finished parts, to resume from, and the tables of the book.
-
-A command that takes minutes wraps each part, ``kept(folder / "name.json", lambda: measure(...))``:
-a part that is there is read, any other is measured and written, by several processes if need be.
-"""
+"""What is kept of long measurements: finished parts, to resume from, and the tables of the book."""
 
 from __future__ import annotations
 

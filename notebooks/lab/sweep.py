@@ -1,7 +1,4 @@
-"""Many measurements on real models, each kept when it is finished: ``python -m lab.sweep``.
-
-The same command takes up where it was stopped.
-"""
+"""Many measurements on real models, of which ``python -m lab.sweep`` keeps each that is finished."""
 
 from __future__ import annotations
 
@@ -10,13 +7,11 @@ import functools
 import hashlib
 import itertools
 import json
-import multiprocessing
 import os
 import time
 import tomllib
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -35,18 +30,14 @@ from lab.models.language_model import LanguageModel
 from lab.models.sources import SOURCES, find_source
 from lab.models.texts import load_text, sequences
 from lab.stored import kept, stored_file
-from lipcore._checks import check_count, require
+from lipcore._checks import require
 from lipcore.attention import Attention
 from lipcore.models.measure import versions
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One measurement of ``count`` consecutive sequences of a text, at a layer or head of a model.
-
-    The text and the model may be files of one's own, ``bounds`` are among those of
-    :mod:`lab.measure_layer`, and a ``control`` takes something from the text or the model.
-    """
+    """One measurement of ``count`` consecutive sequences of a text, at a layer or head of a model."""
 
     model: str
     layer: int
@@ -76,17 +67,13 @@ def grid(
     *,
     models: Sequence[str],
     lengths: Sequence[int],
-    layers: Sequence[int] | None = None,
-    heads: Sequence[int | None] | str = (None,),
+    layers: Sequence[int] | None = None,  # all
+    heads: Sequence[int | None] | str = (None,),  # "all", or whole layers
     texts: Sequence[str] = ("pydoc",),
     controls: Sequence[str] = ("",),
     **options,
 ) -> list[Cell]:
-    """Return every combination as a :class:`Cell`; ``options`` are its other attributes.
-
-    All layers are measured if none are given. Without ``heads``, which may be ``"all"``, cells are
-    about whole layers.
-    """
+    """Return every combination as a :class:`Cell`; ``options`` are its other attributes."""
     cells = []
     for model in models:
         source = find_source(model) if layers is None or heads == "all" else None
@@ -119,14 +106,8 @@ def measure(cell: Cell) -> list[dict]:
     return [attributes | row for row in rows]
 
 
-def sweep(
-    cells: Iterable[Cell], folder: str | os.PathLike, *, workers: int = 1, progress: bool = True
-) -> pd.DataFrame:
-    """Measure all cells, and return their rows in the order of the cells.
-
-    The table is also in ``folder/table.parquet``, and cells that the folder already holds are not
-    measured again.
-    """
+def sweep(cells: Iterable[Cell], folder: str | os.PathLike) -> pd.DataFrame:
+    """Measure all cells that the folder does not hold, and return rows in the order of the cells."""
     cells = list(dict.fromkeys(cells))
     require(cells, "cells", "at least one cell", "none")
     groups: dict[Cell, list[Cell]] = {}
@@ -134,53 +115,30 @@ def sweep(
         groups.setdefault(_shared(cell), []).append(cell)
     # the top layer comes first, so that its run of the model serves the layers below
     ordered = [sorted(group, key=lambda cell: -cell.layer) for group in groups.values()]
-    finish(itertools.chain(*ordered), folder, measure, workers=workers, progress=progress)
+    finish(itertools.chain(*ordered), folder, measure)
     table = collect(cells, folder)
     table["head"] = table["head"].astype("Int64")  # the whole layer has none
     table.to_parquet(Path(folder) / "table.parquet", index=False)
     return table
 
 
-def finish(
-    cells: Iterable,
-    folder: str | os.PathLike,
-    measure: Callable[..., list[dict]],
-    *,
-    workers: int = 1,
-    progress: bool = True,
-) -> None:
-    """Measure the cells that the folder does not hold yet, and keep the rows of each in a file.
-
-    A cell is anything with a ``key``. With several workers, they are processes. Cells that fail
-    cost nothing else: a RuntimeError names them at the end.
-    """
-    cells = list(cells)
-    keep = functools.partial(_keep, folder, measure)
-    bar = functools.partial(tqdm, disable=not progress, total=len(cells), unit="cell")
-    if check_count("workers", workers) > 1:
-        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-            outcomes = list(bar(pool.map(keep, cells)))
-    else:
-        outcomes = list(bar(map(keep, cells)))
-    failures = [outcome for outcome in outcomes if outcome]
+def finish(cells: Iterable, folder: str | os.PathLike, measure: Callable[..., list[dict]]) -> None:
+    """Measure the cells that the folder does not hold yet; those that fail are named at the end."""
+    failures = []
+    for cell in tqdm(list(cells), unit="cell"):
+        try:
+            kept(_path(folder, cell), functools.partial(_timed, measure, cell))
+        except Exception as error:
+            failures.append(f"{cell}: {error!r}")
     if failures:
-        reasons = "; ".join(failures[:5])
-        raise RuntimeError(f"{len(failures)} of {len(cells)} cells failed: {reasons}")
+        raise RuntimeError(f"{len(failures)} cells failed: {'; '.join(failures[:5])}")
 
 
-def _keep(folder, measure, cell) -> str | None:
-    """Measure a cell unless it is kept, and time it on one core; return what went wrong."""
-
-    def make() -> dict:
-        begin = time.thread_time()
-        rows = measure(cell)
-        return {"seconds": time.thread_time() - begin, "rows": rows}
-
-    try:
-        kept(_path(folder, cell), make)
-    except Exception as error:
-        return f"{cell}: {error!r}"
-    return None
+def _timed(measure: Callable[..., list[dict]], cell) -> dict:
+    """Measure a cell, and time it on one core."""
+    begin = time.thread_time()
+    rows = measure(cell)
+    return {"seconds": time.thread_time() - begin, "rows": rows}
 
 
 def _path(folder: str | os.PathLike, cell) -> Path:
@@ -196,13 +154,9 @@ def collect(cells: Iterable, folder: str | os.PathLike) -> pd.DataFrame:
 
 
 def export(table: pd.DataFrame, path: str | os.PathLike, *, command: str) -> None:
-    """Write a small copy of a table, and in its ``attrs`` how it was made.
-
-    Measured numbers have 13 binary digits, a relative rounding of 6e-5 at most; upper bounds are
-    rounded up. Columns without new information are left out.
-    """
-    dropped = ["lower", "residual", "log_best", "log_general"]
-    dropped += [name for name in BOUNDS if name in table and table[name].isna().all()]
+    """Write a small copy of a table, in 13 binary digits, and in its ``attrs`` how it was made."""
+    dropped = ["lower", "residual"]
+    dropped += [name for name in table.select_dtypes("float64") if table[name].isna().all()]
     dropped += ["converged"] if "converged" in table and table["converged"].all() else []
     small = table.drop(columns=dropped, errors="ignore")
     floats = list(small.select_dtypes("float64").columns.difference(["tol", "probability"]))
@@ -295,11 +249,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--plan", required=True, metavar="FILE", help="a TOML file, as book/data/sweep.toml")
     add("--folder", type=Path, required=True, help="keeps what is finished, and the table")
     add("--export", type=Path, metavar="FILE", help="write a small copy, with how it was made")
-    add("--workers", type=int, default=1, help="processes (default: 1)")
     options = parser.parse_args(argv)
     try:
         cells = read_plan(options.plan)
-        table = sweep(cells, options.folder, workers=options.workers)
+        table = sweep(cells, options.folder)
         if options.export:
             what = f"--plan {options.plan} --folder {options.folder} --export {options.export}"
             export(table, options.export, command=f"python -m lab.sweep {what}")

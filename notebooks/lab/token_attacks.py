@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
@@ -15,7 +15,8 @@ from lipcore.lipschitz import local_lipschitz
 
 #: The relative tolerance of an evaluation.
 TOLERANCE = 1e-3
-
+#: Sequences that are evaluated together, and exchanges at each position to draw from.
+BATCH, PER_POSITION = 16, 4
 #: An exchange puts a token at some positions: (positions, token).
 _Exchange = tuple[Tensor, int]
 
@@ -25,8 +26,7 @@ class SearchResult(NamedTuple):
 
     ids: Tensor
     value: float
-    #: the best value after each exact evaluation, the start included
-    history: Tensor
+    history: Tensor  # the best value after each exact evaluation, the start included
 
 
 def evaluate(
@@ -71,10 +71,7 @@ def entering(model: LanguageModel, layer: int, x0: Tensor) -> Tensor:
 
 
 def _products(model: LanguageModel, gradient: Tensor) -> Tensor:
-    """Return gradient_i · LayerNorm(E_t + p_i) for all i and t, up to a constant in t.
-
-    Two products with the table E suffice, for the mean and the norm of E_t + p_i.
-    """
+    """Return gradient_i · LayerNorm(E_t + p_i) for all i and t, up to a constant in t."""
     embedding = model.model.embeddings
     norm = embedding.LayerNorm
     table = embedding.word_embeddings.weight
@@ -83,18 +80,17 @@ def _products(model: LanguageModel, gradient: Tensor) -> Tensor:
     along = gradient * norm.weight
     along = along - along.mean(-1, keepdim=True)
     product = along @ table.mT + (along * place).sum(-1, keepdim=True)
+    # mean and norm of E_t + p_i, by two products with the table
     mean = table.mean(-1) + place.mean(-1, keepdim=True)
     square = table.square().sum(-1) + 2 * place @ table.mT + place.square().sum(-1, keepdim=True)
     return product / (square / table.shape[1] - mean.square() + norm.eps).sqrt()
 
 
-def guided_search(
-    model: LanguageModel, layer: int, ids: Tensor, *, per_position: int = 4, **options
-) -> SearchResult:
+def guided_search(model: LanguageModel, layer: int, ids: Tensor, **options) -> SearchResult:
     """Search greedily by exchanges that the gradient favours, each of which is evaluated exactly.
 
     An exchange puts one token at c positions, with c drawn from ``copies``. For c = 1 it is drawn
-    from the best ``per_position`` tokens of every position by :func:`token_scores`. For larger c it
+    from the best four tokens of every position by :func:`token_scores`. For larger c it
     is drawn from as many tokens, those with the largest sum over their best c positions. Every
     round takes ``batch`` exchanges that were not tried since the last change, and makes the best of
     them if it raises the constant. All in all ``evaluations`` sequences are evaluated, the first of
@@ -104,7 +100,7 @@ def guided_search(
     def propose(ids, copies, allowed, generator) -> Iterator[_Exchange]:
         scores = token_scores(model, layer, ids).masked_fill(~allowed, -torch.inf)
         scores = scores.scatter(1, ids[:, None], -torch.inf)
-        pools = [_pool(scores, c, per_position, generator) for c in copies]
+        pools = [_pool(scores, c, generator) for c in copies]
         while left := [pool for pool in pools if pool]:
             yield left[_draw(len(left), generator)].pop()
 
@@ -125,22 +121,34 @@ def random_search(model: LanguageModel, layer: int, ids: Tensor, **options) -> S
 
 
 def random_sequences(
-    model: LanguageModel, layer: int, n: int,
-    *, evaluations: int, allowed: Tensor, generator: Generator, batch: int = 16,
-) -> SearchResult:  # fmt: skip
+    model: LanguageModel,
+    layer: int,
+    n: int,
+    *,
+    evaluations: int,
+    allowed: Tensor,
+    generator: Generator,
+) -> SearchResult:
     """Return the best of sequences of n allowed tokens, drawn uniformly."""
     tokens = allowed.nonzero()[:, 0]
     drawn = tokens[torch.randint(len(tokens), (evaluations, n), generator=generator)]
     f = model.attention(layer)
-    values = torch.cat([evaluate(model, layer, part, f) for part in drawn.split(batch)]).double()
+    values = torch.cat([evaluate(model, layer, part, f) for part in drawn.split(BATCH)]).double()
     return SearchResult(drawn[values.argmax()], values.max().item(), values.cummax(0).values)
 
 
 def _search(
-    model: LanguageModel, layer: int, ids: Tensor, propose: Callable[..., Iterator[_Exchange]],
-    *, evaluations: int, allowed: Tensor, batch: int = 16, copies: Sequence[int] = (1, 2, 4),
-    generator: Generator | None = None,
-) -> SearchResult:  # fmt: skip
+    model,
+    layer,
+    ids,
+    propose,
+    *,
+    evaluations,
+    allowed,
+    batch=BATCH,
+    copies=(1, 2, 4),
+    generator=None,
+) -> SearchResult:
     """Make the best of each round's exchanges where it raises the constant."""
     f = model.attention(layer)
     ids = ids.long()
@@ -164,16 +172,16 @@ def _search(
     return SearchResult(ids, history[-1].item(), history)
 
 
-def _pool(scores: Tensor, copies: int, per_position: int, generator: Generator) -> list[_Exchange]:
+def _pool(scores: Tensor, copies: int, generator: Generator) -> list[_Exchange]:
     """Return the best exchanges with this many copies, in random order, without scores of −∞."""
     n, vocabulary = scores.shape
     if copies == 1:
-        best = scores.topk(min(per_position, vocabulary), dim=1)
+        best = scores.topk(min(PER_POSITION, vocabulary), dim=1)
         places, ranks = best.values.isfinite().nonzero(as_tuple=True)
         found = [*zip(places[:, None], best.indices[places, ranks].tolist(), strict=True)]
     else:
         places = scores.topk(copies, dim=0)  # the best places of each token
-        best = places.values.sum(0).topk(min(n * per_position, vocabulary))
+        best = places.values.sum(0).topk(min(n * PER_POSITION, vocabulary))
         tokens = best.indices[best.values.isfinite()].tolist()
         found = [(places.indices[:, token], token) for token in tokens]
     return [found[k] for k in torch.randperm(len(found), generator=generator).tolist()]

@@ -32,8 +32,7 @@ class Entrant(NamedTuple):
     """One way to use the budget: random sequences first, then a search from the best of them."""
 
     first: int
-    #: begins at a piece of text if no random sequences came first
-    search: Callable[..., SearchResult] | None
+    search: Callable[..., SearchResult] | None  # from a piece of text if there were no random ones
 
 
 #: The searches that are compared; the number 64 was fixed before the first run.
@@ -54,9 +53,15 @@ def plain_tokens(model: LanguageModel) -> Tensor:
 
 
 def run(
-    model: LanguageModel, layer: int, entrant: Entrant, ids: Tensor,
-    *, allowed: Tensor, seed: int, budget: int = BUDGET,
-) -> SearchResult:  # fmt: skip
+    model: LanguageModel,
+    layer: int,
+    entrant: Entrant,
+    ids: Tensor,
+    *,
+    allowed: Tensor,
+    seed: int,
+    budget: int = BUDGET,
+) -> SearchResult:
     """Run one search once, with the whole budget of exact evaluations.
 
     Searches with the same seed evaluate the same random sequences.

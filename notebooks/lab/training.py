@@ -57,14 +57,10 @@ COMMAND = "make training"
 class Method(NamedTuple):
     """One method of keeping a network smooth, of the strengths that are tried, smooth to free."""
 
-    #: adds penalty(parameters, tokens), a number for each seed, to the loss
-    penalty: Callable[[Parameters, Tensor], Tensor] | None = None
-    #: clips the singular values of the weights at the strength
-    cap: bool = False
-    #: gives queries and keys length one, and multiplies their products by the strength
-    qk_norm: bool = False
-    #: learns at tokens that one gradient step, as long as the strength, has moved
-    attack: bool = False
+    penalty: Callable[[Parameters, Tensor], Tensor] | None = None  # added for each seed
+    cap: bool = False  # the singular values of the weights are clipped at the strength
+    qk_norm: bool = False  # queries and keys of length one, their products times the strength
+    attack: bool = False  # learns at tokens that a gradient step of this length has moved
     strengths: tuple[float, ...] = (0.0,)
 
 
@@ -174,10 +170,7 @@ def mixing(parameters: Parameters, X: Tensor) -> Tensor:
 
 
 def softmax_jacobian(parameters: Parameters, X: Tensor) -> Tensor:
-    """Return the mean two-weights bound of ‖diag(p) − ppᵀ‖ over rows, heads and layers.
-
-    This is our reading of JaSMin (Yudin et al. 2025, :prf:ref:`lem-rivals-softmax`).
-    """
+    """Return the mean of Yudin et al.'s bound (:prf:ref:`lem-rivals-softmax`) over all rows."""
     layers = enumerate(states(parameters, X)[:-1])
     rows = [softmax_norm_upper(weights(parameters, i, entering)) for i, entering in layers]
     return torch.stack(rows).mean((0, -1, -2, -3))
@@ -185,12 +178,11 @@ def softmax_jacobian(parameters: Parameters, X: Tensor) -> Tensor:
 
 def capped(parameters: Parameters, cap: float) -> Parameters:
     """Clip the singular values of every matrix at ``cap``."""
-
-    def clip(matrix: Tensor) -> Tensor:
+    found = {}
+    for name, matrix in parameters.items():
         U, S, Vh = torch.linalg.svd(matrix, full_matrices=False)
-        return U * S.clamp(max=cap)[..., None, :] @ Vh
-
-    return {name: clip(matrix) for name, matrix in parameters.items()}
+        found[name] = U * S.clamp(max=cap)[..., None, :] @ Vh
+    return found
 
 
 #: The methods that are compared.
@@ -257,13 +249,11 @@ def margins(trained: Trained, X: Tensor, answers: Tensor) -> Tensor:
     return scores.gather(-1, right)[..., 0] - others.amax(-1)
 
 
-def attacked(
-    trained: Trained, X: Tensor, answers: Tensor, radius: float, *, steps: int = 15
-) -> Tensor:
+def attacked(trained: Trained, X: Tensor, answers: Tensor, radius: float) -> Tensor:
     """Return the least margin that gradient steps find if all tokens move, by ``radius`` in all."""
     H = torch.zeros_like(X)
     least = margins(trained, X, answers)
-    for _ in range(steps):
+    for _ in range(15):
         H = H - radius / 2 * _unit_slope(trained, X + H, answers)
         H = H * (radius / H.norm(dim=(-2, -1), keepdim=True)).clamp(max=1)
         least = torch.minimum(least, margins(trained, X + H, answers))

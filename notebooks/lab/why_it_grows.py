@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from torch import Tensor
 
@@ -19,14 +17,13 @@ SHARES = 1e-6
 
 
 def layer_constants(
-    model: LanguageModel, ids: Tensor, lengths: Sequence[int],
-    *, layers: Sequence[int], count: int = 10, start: int = 0, tol: float = 1e-2,
-) -> np.ndarray:  # fmt: skip
+    model: LanguageModel, ids: Tensor, lengths: list, *, layers: list, count: int, tol: float
+) -> np.ndarray:
     """Return local constants (layers, lengths, count) on consecutive pieces of a text."""
     attentions = {layer: model.attention(layer) for layer in layers}
     constants = np.empty((len(layers), len(lengths), count))
     for column, n in enumerate(lengths):
-        pieces = sequences(model, ids, n, count, start=start)
+        pieces = sequences(model, ids, n, count)
         states = model.all_hidden_states(pieces, up_to=max(layers))
         for row, layer in enumerate(layers):
             found = local_lipschitz(attentions[layer], states[layer], tol=tol)

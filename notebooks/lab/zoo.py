@@ -8,19 +8,16 @@ from torch import Tensor
 from lipcore._checks import check_head, check_same_kind, check_tokens, require
 
 
-def l2_attention_map(
-    X: Tensor, query: Tensor, value: Tensor, output: Tensor | None = None
-) -> Tensor:
+def l2_attention_map(X: Tensor, query: Tensor, value: Tensor) -> Tensor:
     r"""Return the outputs of L2 self-attention, with query = key (:prf:ref:`thm-zoo-l2`).
 
     Its scores are minus squared distances (Kim, Papamakarios & Mnih 2021). With
     :math:`A_h = Q_h^\top Q_h/\sqrt k`,
 
-    .. math:: f(X)_i = W^O \Big[ V_h A_h \sum_j P^h_{ij} x_j \Big]_h, \qquad
+    .. math:: f(X)_i = \Big[ V_h A_h \sum_j P^h_{ij} x_j \Big]_h, \qquad
         P^h_{i\cdot} = \mathrm{softmax}_j\big( -\|Q_h x_i - Q_h x_j\|^2/\sqrt k \big)
 
-    ``query`` has shape (heads, k, d), ``value`` (heads, p, d), and ``output``, the matrix W^O,
-    (q, heads·p); without it the heads are concatenated.
+    ``query`` has shape (heads, k, d), ``value`` (heads, p, d).
     """
     k = query.shape[-2]
     queries = (X[..., None, :, :] @ query.mT) / k**0.25  # (…, heads, n, k)
@@ -28,8 +25,7 @@ def l2_attention_map(
     distances = squares[..., :, None] + squares[..., None, :] - 2 * queries @ queries.mT
     P = torch.softmax(-distances, dim=-1)
     back = value @ query.mT / k**0.25  # (heads, p, k): V_h Q_hᵀ/k^{1/4}
-    joined = (P @ queries @ back.mT).transpose(-3, -2).flatten(-2)
-    return joined if output is None else joined @ output.mT
+    return (P @ queries @ back.mT).transpose(-3, -2).flatten(-2)
 
 
 def sigmoid_attention_map(X: Tensor, A: Tensor, V: Tensor, *, bias: float | None = None) -> Tensor:

@@ -74,13 +74,12 @@ def test_adjoint(every_case):
 
 
 @pytest.mark.parametrize("store", [True, False], ids=["P kept", "P worked out anew"])
-@pytest.mark.parametrize("rows", [2, 64])
-def test_tiles_change_nothing(case_in_three_terms, monkeypatch, store, rows):
-    """Any cut into tiles (one head and a few rows at a time) gives the products of the whole."""
+def test_tiles_change_nothing(case_in_three_terms, monkeypatch, store):
+    """Tiles of one head and three rows at a time, the last one shorter, give the same products."""
     f, X = case_in_three_terms.attention, case_in_three_terms.X
     whole = flat_dense(f.jacobian(X))
     monkeypatch.setattr(module, "TILE_BYTES", 1)
-    monkeypatch.setattr(module, "TILE_ROWS", rows)
+    monkeypatch.setattr(module, "TILE_ROWS", 3)
     tiled = AttentionJacobian(f, X, store=store)
     torch.testing.assert_close(flat_dense(tiled), whole, **EXACT)
     torch.testing.assert_close(flat_dense(tiled.T), whole.mT, **EXACT)

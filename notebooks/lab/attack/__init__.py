@@ -1,8 +1,4 @@
-"""Attempts to break every bound of :mod:`lipcore.bounds`, which is compared with the truth.
-
-``python -m lab.attack`` runs all of them, and ``--replay SETTING SEED INDEX`` runs one
-problem again.
-"""
+"""Attempts to break every bound of :mod:`lipcore.bounds`: ``python -m lab.attack`` runs them."""
 
 from __future__ import annotations
 
@@ -29,17 +25,12 @@ class Row(NamedTuple):
 
     bound: str
     source: str
-    #: inputs at which the bound was compared with the truth
-    tries: int
-    #: the largest of truth over upper bound, or lower bound over truth: at most one if it holds
-    ratio: float
-    #: the same where a ≥ 1, since at a = 0 attention is an average, and most bounds are exact
-    large_a_ratio: float
-    #: "holds", "fails" or "known failure"
-    status: str
-    #: the problem of the largest ratio, and the arguments that run it again
-    where: str
-    replay: str
+    tries: int  # inputs at which the bound was compared with the truth
+    ratio: float  # the largest of truth over upper bound, or lower bound over truth
+    large_a_ratio: float  # the same where a ≥ 1: at a = 0 most bounds are exact
+    status: str  # "holds", "fails" or "known failure"
+    where: str  # the problem of the largest ratio
+    replay: str  # the arguments that run it again
 
 
 def attack(

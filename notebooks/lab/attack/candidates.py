@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,22 +34,17 @@ _CLOSED_FORMS = (
 )
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """An upper bound that depends on the head and the ball alone."""
 
     name: str
-    #: "paper", "book", or author and year
-    source: str
-    #: the kinds of problem to which it applies
-    kinds: tuple[str, ...]
-    #: from a problem to the logarithm of the bound
-    log_bound: Callable[[Problem], float]
+    source: str  # "paper", "book", or author and year
+    kinds: tuple[str, ...]  # of problem, to which it applies
+    log_bound: Callable[[Problem], float]  # the logarithm of the bound
 
 
-@dataclass(frozen=True)
-class LocalCandidate:
-    """An upper bound at one input: ``bound(attention, X)``, batched."""
+class LocalCandidate(NamedTuple):
+    """An upper bound at one input, of plain tokens: ``bound(attention, X)``, batched."""
 
     name: str
     source: str

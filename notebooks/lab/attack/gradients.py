@@ -34,10 +34,16 @@ FORMATS = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2
 
 
 def climb(
-    value: Callable[[Tensor], Tensor], X: Tensor, radius: float,
-    *, norm: str = "frobenius", steps: int = BALL[1], starts: int = BALL[0],
-    first: Tensor | None = None, generator: Generator | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    value: Callable[[Tensor], Tensor],
+    X: Tensor,
+    radius: float,
+    *,
+    norm: str = "frobenius",
+    steps: int = BALL[1],
+    starts: int = BALL[0],
+    first: Tensor | None = None,
+    generator: Generator | None = None,
+) -> tuple[Tensor, Tensor]:
     """Return the largest values (starts,) found on the rim of a ball, and where (starts, n, d).
 
     Gradient ascent evaluates ``value``, from inputs (K, n, d) to numbers (K,), ``steps`` + 1 times.

@@ -29,11 +29,9 @@ class Outcome(NamedTuple):
     bound: str
     source: str
     ratio: float
-    #: the number of inputs that were compared
-    tries: int
+    tries: int  # the number of inputs that were compared
     where: str
-    #: a ≥ 1: below, many bounds are equalities
-    large_a: bool = True
+    large_a: bool = True  # a ≥ 1: below, many bounds are equalities
 
 
 @dataclass(eq=False)
@@ -51,8 +49,7 @@ class Problem:
         self.causal = self.kind == "causal"
         self.norm_a = torch.linalg.matrix_norm(self.A, 2).item()
         self.norm_v = torch.linalg.matrix_norm(self.V, 2).item()
-        #: a = ‖A‖R²
-        self.size = self.norm_a * self.radius**2
+        self.size = self.norm_a * self.radius**2  # a = ‖A‖R²
 
     def head(self) -> Attention:
         """Return the head as attention."""

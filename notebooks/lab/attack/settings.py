@@ -27,7 +27,7 @@ from lab.attack.problems import (
     perturbed,
     truth,
     uniform,
-)  # fmt: skip
+)
 from lab.attack.truth import dense_jacobian, frobenius_norm, reverse_mode_jacobian, token_norm
 from lab.zoo import l2_attention_map
 from lipcore import bounds
@@ -42,9 +42,11 @@ ASCENT_STEPS = 40
 
 
 def head_setting(
-    seed: int, index: int,
-    closed: Sequence[Candidate] | None = None, local: Sequence[LocalCandidate] | None = None,
-) -> Iterator[Outcome]:  # fmt: skip
+    seed: int,
+    index: int,
+    closed: Sequence[Candidate] | None = None,
+    local: Sequence[LocalCandidate] | None = None,
+) -> Iterator[Outcome]:
     """Attack one head by random inputs, worst cases, moves of the best, sometimes gradients."""
     generator = generator_of(seed, index)
     problem = make_problem(generator)

@@ -10,16 +10,15 @@ from torch import Tensor
 
 
 def dense_jacobian(
-    A: Tensor, V: Tensor, X: Tensor, log_masses: Tensor | None = None,
-    *, causal: bool = False, offset: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """Return the Jacobian on L²(μ) of one head at each X (:prf:ref:`thm-jacobian`).
-
-    Shapes are (d, d) of A, (p, d) or (K, p, d) of V, (K, n, d) of X, (K, n) of the logarithms of
-    the masses (equal ones if left out), (K, 1, d) of the offset c of scores (Ax + c)·y, and
-    (K, n, p, n, d) of the result, whose rows are multiplied and columns divided by the root of
-    their mass, so that norms are those of the measure.
-    """
+    A: Tensor,
+    V: Tensor,
+    X: Tensor,
+    log_masses: Tensor | None = None,
+    *,
+    causal: bool = False,
+    offset: Tensor | None = None,
+) -> Tensor:
+    """Return the Jacobian on L²(μ) of one head at each X (K, n, d): (K, n, p, n, d)."""
     images = X @ A.mT if offset is None else X @ A.mT + offset
     P, values = _weights_and_values(images, X, log_masses, causal=causal)
     identity = torch.eye(X.shape[1], dtype=X.dtype)
@@ -30,6 +29,7 @@ def dense_jacobian(
     J = torch.einsum("kpr,kirjs->kipjs", V, keys + own) + mixing
     if log_masses is None:
         return J
+    # norms are those of the measure
     roots = ((log_masses[:, :, None] - log_masses[:, None, :]) / 2).exp()
     return J * roots[:, :, None, :, None]
 

@@ -23,10 +23,8 @@ from lipcore.models.structure import attention_modules
 class LanguageModel(LoadedModel):
     """A transformer with its attention layers and what enters them, as :func:`load` returns it."""
 
-    def __init__(
-        self, model: nn.Module, *, name: str, folder: Path | None, sha256: str = ""
-    ) -> None:
-        super().__init__(model, name=name, folder=folder, sha256=sha256)
+    def __init__(self, model: nn.Module, **about) -> None:
+        super().__init__(model, **about)
         config = model.config
         self.architecture = TITLES[config.model_type]
         self.causal = is_causal(config)
@@ -87,12 +85,9 @@ class LanguageModel(LoadedModel):
         is_tensor = isinstance(ids, Tensor)
         require(is_tensor, "token_ids", "a torch.Tensor", type(ids).__name__, TypeError)
         fits = ids.ndim in (1, 2) and ids.numel() and not ids.is_floating_point()
-        got = f"{ids.dtype} of shape {tuple(ids.shape)}"
-        require(fits, "token_ids", "whole numbers, (batch, n) or (n,)", got)
-        least, most = ids.min(), ids.max()
-        is_known = least >= 0 and most < self.vocab_size
-        known = f"0 to {self.vocab_size - 1} for {self.name}"
-        require(is_known, "token_ids", known, f"{least} to {most}")
+        known = fits and ids.min() >= 0 and ids.max() < self.vocab_size
+        expected = f"whole numbers from 0 to {self.vocab_size - 1}, (batch, n) or (n,)"
+        require(known, "token_ids", expected, f"{ids.dtype} of shape {tuple(ids.shape)}")
         self.check_length(ids.shape[-1])
         return ids.long().reshape(-1, ids.shape[-1])
 

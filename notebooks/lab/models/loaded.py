@@ -13,10 +13,7 @@ from lipcore._checks import check_count, require
 
 
 class LoadedModel:
-    """A model in evaluation mode without gradients, ``model``, and its tokenizer.
-
-    The ``folder`` is None and ``sha256`` empty if weights were drawn.
-    """
+    """A model in evaluation mode without gradients, ``model``, and its tokenizer."""
 
     def __init__(
         self, model: nn.Module, *, name: str, folder: Path | None, sha256: str = ""
@@ -62,10 +59,11 @@ class LoadedModel:
 
     def check_length(self, n: int) -> int:
         """Return n if the model has that many positions, else raise ValueError."""
+        n = check_count("n", n)
         most = self.max_positions
-        fits = most is None or check_count("n", n) <= most
+        fits = most is None or n <= most
         require(fits, "n", f"at most {most} tokens, the positions of {self.name}", n)
-        return check_count("n", n)
+        return n
 
 
 def library():

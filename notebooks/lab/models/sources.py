@@ -180,16 +180,13 @@ def download_wheel(requirement: str, folder: Path) -> Path:
 
 
 def probe_hub(path: str) -> None:
-    """Ask the hub for ``path`` once, and raise a ConnectionError if it does not answer in seconds.
-
-    The hub's own client would retry for half a minute for each file before it gave up.
-    """
+    """Ask the hub for ``path`` once, and raise a ConnectionError if it does not answer in seconds."""
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in constants.ENV_VARS_TRUE_VALUES:
         raise ConnectionError("the hub is switched off by HF_HUB_OFFLINE")
-    try:
+    try:  # its own client would retry for half a minute for each file
         get_session().head(f"{constants.ENDPOINT}/{path}", timeout=_PROBE_SECONDS)
     except Exception as error:  # of its HTTP library, which changes with its version
         message = f"the hub cannot be reached at {constants.ENDPOINT}: {error}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from importlib import metadata, util
@@ -143,10 +144,6 @@ def _ag_news() -> str:
 
 
 _READERS = {
-    "pydoc": _pydoc,
-    "licences": _licences,
-    "code": _code,
-    "bible": _bible,
-    "alice": _alice,
-    "ag_news": _ag_news,
+    reader.__name__[1:]: functools.cache(reader)
+    for reader in (_pydoc, _licences, _code, _bible, _alice, _ag_news)
 }

@@ -1,7 +1,4 @@
-"""Convert weights in formats that transformers reads slowly or not at all, once and for all.
-
-The copy is an ordinary checkpoint in float32, which :func:`lab.models.load` reads.
-"""
+"""Convert weights in formats that transformers reads slowly or not at all to float32, once."""
 
 from __future__ import annotations
 
@@ -145,17 +142,10 @@ _TYPES = (torch.float32, torch.int8, torch.int16, torch.int32, torch.float16, to
 
 
 def read_ctranslate2(stream: BinaryIO) -> dict[str, Tensor]:
-    """Return the variables of a model in the binary format of CTranslate2, version 6.
-
-    All numbers are little-endian. The file begins with the version (4 bytes), the name and the
-    revision (4) of the specification, and the number of variables (4). A variable is its name, its
-    rank (1), its dimensions (4 each), its type (1, see the table above), the number of its bytes
-    (4), and these. A name is its length (2), and its bytes with a zero at the end. Aliases, which
-    follow, are left out.
-    """
+    """Return the variables of a model in the binary format of CTranslate2, version 6."""
     version = _number(stream, "I")
     require(version == 6, "stream", "version 6 of CTranslate2's format", version)
-    _name(stream)
+    _name(stream)  # of the specification, and its revision
     _number(stream, "I")
     found = {}
     for _ in range(_number(stream, "I")):
@@ -178,7 +168,7 @@ def _number(stream: BinaryIO, kind: str) -> int:
 
 
 def _name(stream: BinaryIO) -> str:
-    return _bytes(stream, _number(stream, "H"))[:-1].decode()
+    return _bytes(stream, _number(stream, "H"))[:-1].decode()  # a zero is at the end
 
 
 _WRITERS = {"gguf": _write_gguf, "onnx": _write_onnx, "bin": _write_ctranslate2}

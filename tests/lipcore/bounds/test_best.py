@@ -1,12 +1,11 @@
 """The best bound: never above another that applies, never below the truth, right at every size."""
 
 import math
+import random
 from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from draws import EYE, F64, KINDS, ONE, draw, norm
 from lipcore import Attention, bounds, local_lipschitz
@@ -37,30 +36,24 @@ def others(*, n, a, causal, bias=False, rotary=False, A=None, radius=None):
         yield from [] if bias else [bounds.unified_upper_rate(n=length, **rate)]
 
 
-LENGTHS = st.one_of(st.none(), st.integers(1, 60), st.integers(1, 10**12))
-
-
-@settings(max_examples=120, deadline=None, derandomize=True)
-@given(
-    kind=st.sampled_from([*KINDS]),
-    seed=st.integers(0, 10**6),
-    d=st.integers(1, 5),
-    radius=st.one_of(st.just(0.0), st.floats(-10, 10).map(lambda x: 10**x), st.just(1e150)),
-    n=LENGTHS,
-    causal=st.booleans(),
-)
-def test_never_above_another_bound(kind, seed, d, radius, n, causal):
-    A, V = KINDS[kind](draw(seed, d, d)), draw(seed + 1, 1 + seed % d, d)
-    head = {"A": A, "V": V, "causal": causal, "log": True}
-    found = best_upper(radius=radius, n=n, **head)
-    assert not math.isnan(found)
-    a = norm(A) * radius**2
-    for log_bound in others(n=n, a=a, causal=causal, A=A, radius=radius) if a < 1e300 else ():
-        assert found <= log_bound + math.log(norm(V)) + 1e-9 + 1e-12 * abs(log_bound)
-    more = None if n is None or seed % 2 else 2 * n + 1
-    for sizes in ({"radius": 1.5 * radius, "n": n}, {"radius": radius, "n": more}):
-        larger = best_upper(**sizes, **head)
-        assert found <= larger + 1e-9 + 1e-12 * abs(larger)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_never_above_another_bound(kind, causal):
+    chance = random.Random(f"{kind} {causal}")
+    for seed, d in zip(range(4), (1, 2, 3, 5), strict=True):
+        radius = chance.choice([0.0, 1e150, *(10 ** chance.uniform(-10, 10) for _ in range(6))])
+        n = chance.choice([None, 1, chance.randint(2, 60), chance.randint(1, 10**12)])
+        A, V = KINDS[kind](draw(seed, d, d)), draw(seed + 1, 1 + seed % d, d)
+        head = {"A": A, "V": V, "causal": causal, "log": True}
+        found = best_upper(radius=radius, n=n, **head)
+        assert not math.isnan(found)
+        a = norm(A) * radius**2
+        for log_bound in others(n=n, a=a, causal=causal, A=A, radius=radius) if a < 1e300 else ():
+            assert found <= log_bound + math.log(norm(V)) + 1e-9 + 1e-12 * abs(log_bound)
+        more = None if n is None or seed % 2 else 2 * n + 1
+        for sizes in ({"radius": 1.5 * radius, "n": n}, {"radius": radius, "n": more}):
+            larger = best_upper(**sizes, **head)
+            assert found <= larger + 1e-9 + 1e-12 * abs(larger)
 
 
 @pytest.mark.parametrize("n", [None, 6])
@@ -87,7 +80,7 @@ def test_never_above_another_bound_of_a_layer(case, radius, n):
         assert found <= limit + 1e-9 + 1e-12 * abs(limit)
 
 
-@pytest.mark.parametrize("radius", [1e-6, 0.3, 1.0, 1e3])
+@pytest.mark.parametrize("radius", [0.3, 1e3])
 def test_holds_for_every_layer(case, truth, radius):
     """Biases, heads, groups, rotary positions, projections, masks, log-weights: the whole table."""
     n = case.X.shape[-2]

@@ -222,7 +222,7 @@ def test_behind_a_normalisation(make_case, normalised, kind, name):
     def block(Y):
         return layer(bounds.normalise(N, Y))
 
-    for radius in (1e-3, 0.1, 1.0, 30.0):
+    for radius in (0.1, 1.0, 30.0):
         bound = bounds.change_upper(layer, X, radius, norm=kind, normalisation=N).item()
         assert attacked(change(block, X), X, radius, kind) <= bound * (1 + 1e-9)
     bound = bounds.change_upper(layer, X, 1e-7, norm=kind, normalisation=N).item()
@@ -309,7 +309,7 @@ def test_scores_out_of_range_leave_the_bound_of_the_rows():
     assert bounds.change_upper(blind, X, 10.0) == 0
 
 
-def hidden(top, overlap, d=400):
+def hidden(top, overlap, d=160):
     """One token, mapped by a spectrum dense at 1, and a value above that the start hardly sees."""
     basis = torch.linalg.qr(torch.stack([draw(0, d), draw_normal((d,), 1)], dim=1)).Q
     z = basis @ tensor(overlap, math.sqrt(1 - overlap**2))
@@ -324,10 +324,11 @@ def test_a_top_vector_that_the_start_hardly_sees(monkeypatch):
     monkeypatch.setattr("lipcore.bounds.change.best_upper", lambda **_: math.inf)
     no_rows = "lipcore.bounds.change._Heads.rows_change"
     monkeypatch.setattr(no_rows, lambda self, *_: self.pull[:, 0] + math.inf)
-    layer = hidden(1.0004, 1e-11)
+    monkeypatch.setitem(SIGMA, "tol", 1e-2)  # far fewer steps than dimensions
+    layer = hidden(1.004, 1e-11)
     X = torch.zeros(1, layer.d, dtype=F64)
-    assert local_lipschitz(layer, X, **SIGMA).value < 1.0001
+    assert local_lipschitz(layer, X, **SIGMA).value < 1.001
     one = torch.ones(layer.d, dtype=F64)
     near_identity = bounds.Normalisation("rms", one, 0 * one, 1.0)  # at zero: its ε is large
     for in_front in (None, near_identity):
-        assert bounds.change_upper(layer, X, 1e-3, normalisation=in_front).item() >= 1.0004e-3
+        assert bounds.change_upper(layer, X, 1e-3, normalisation=in_front).item() >= 1.004e-3

@@ -44,7 +44,7 @@ def test_known_gaps(A, value):
 @pytest.mark.parametrize("kind", KINDS)
 def test_value_and_dual_bound_meet(kind):
     """A point with the value, and a bound of the same value: neither can be wrong."""
-    for d, seed in itertools.product((1, 2, 3, 6), range(5)):
+    for d, seed in itertools.product((1, 2, 3, 6), range(3)):
         A = KINDS[kind](draw(seed, d, d))
         gap, u = bounds.score_gap(A)
         size = norm(A)
@@ -83,10 +83,10 @@ def test_gap_with_an_offset_is_above_every_pair_and_reached(kind):
     """max ‖Ax + c‖ − (Ax + c)·x by climbing from many starts."""
     for seed, size in enumerate((1e-9, 0.1, 1.0, 30.0)):
         A, c = KINDS[kind](draw(seed, 3, 3)), size * draw(seed + 10, 3)
-        x = draw(seed + 20, 300, 3)
+        x = draw(seed + 20, 100, 3)
         x = x / x.norm(dim=1, keepdim=True).clamp(min=1)
         best = 0.0
-        for step in range(200):
+        for step in range(120):
             x = x.detach().requires_grad_()
             pulled = x @ A.mT + c
             value = pulled.norm(dim=1) - (pulled * x).sum(1)

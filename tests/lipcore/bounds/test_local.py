@@ -60,7 +60,7 @@ def test_terms_by_loops(case):
     assert bounds.local_upper(layer, X).item() == pytest.approx(joined, rel=1e-3)
 
 
-@pytest.mark.parametrize("radius", [1e-6, 1.0, 1e3])
+@pytest.mark.parametrize("radius", [1.0, 1e3])
 def test_bound_holds(case, truth, radius):
     X = radius * draw(0, 3, *case.X.shape[-2:])
     X[2] = X[2, :1]  # identical tokens

@@ -89,7 +89,7 @@ def test_extremes_are_numbers():
 @EACH_FAMILY
 def test_constructions_reach_what_they_say(truth, family):
     closest = 0.0
-    for trial in range(25):
+    for trial in range(16):
         d, n, radius = 2 + trial % 3, 3 + trial, 0.3 + 0.08 * trial
         A = list(KINDS.values())[trial % 8](draw(trial, d, d))
         V = draw(trial + 40, 1 + trial % 3, d)
@@ -128,7 +128,7 @@ def test_the_bounds_stand_a_bounded_factor_apart_whatever_V_sees(trial):
     A = draw(trial, d, d)
     image = A @ bounds.score_gap(A)[1]
     V = (torch.eye(d, dtype=F64), image[None], torch.outer(image, image), draw(9, 1, d))[trial // 3]
-    for n in (None, 1, 2, 3, 30, 10**4, 10**12, 10**40):
+    for n in (None, 1, 3, 30, 10**12):
         head = {"A": A, "V": V, "radius": 10 ** (trial / 4), "n": n, "log": True}
         best = best_lower(**head)
         assert best >= math.log(norm(V)) - 1e-12

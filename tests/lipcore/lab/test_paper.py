@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
+import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -17,7 +20,9 @@ from lab import models, paper, sweep
 from lab.models.texts import load_text, sequences
 from lipcore import local_lipschitz
 
+KINDS = ("png", "svg")
 WORDS = [f"w{i}" for i in range(40)]
+draw = paper._draw  # which most tests leave out
 
 
 def save(home, config):
@@ -25,10 +30,10 @@ def save(home, config):
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     model = transformers.AutoModel.from_config(config)
-    draw = torch.Generator().manual_seed(0)
+    chance = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.normal_(0, 0.3, generator=draw)
+            parameter.normal_(0, 0.3, generator=chance)
     folder = home / config.model_type
     model.save_pretrained(folder)
     tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="w0"))
@@ -51,11 +56,12 @@ def instead(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def done(instead, tmp_path_factory):
-    """The folder, and the table, of one run at the first and the last length; all are shortened."""
+    """The folder and table of one run at the first and the last length, shortened; nothing drawn."""
     folder = tmp_path_factory.mktemp("paper")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paper, "LENGTHS", {"alice": range(2, 37, 2), "ag_news": range(2, 43, 10)})
         patch.setattr(paper, "CROWDS", range(2, 33, 5))
+        patch.setattr(paper, "_draw", lambda found: SimpleNamespace(figure=plt.figure()))
         yield folder, paper.redo(folder, instead=instead, every=60)
 
 
@@ -97,9 +103,24 @@ def test_heads_are_measured_on_inputs_of_the_radius(done, instead):
 def test_figures_and_table_are_written(done):
     folder, table = done
     assert pd.read_csv(folder / "table.csv")["what"].tolist() == table["what"].tolist()
-    for name in ("encoder", "masked", "adversarial"):
-        assert (folder / f"{name}.png").stat().st_size > 10_000
-        assert (folder / f"{name}.svg").read_text(encoding="utf8").count('id="axes_') == 4
+    names = [f"{name}.{kind}" for name in ("adversarial", "encoder", "masked") for kind in KINDS]
+    assert sorted(path.name for path in folder.glob("*.?[nv]g")) == names
+
+
+def test_both_quantities_are_drawn_with_the_published_curve():
+    """With its prefactor, from the first released value if that is not known, or not at all."""
+    lengths = np.repeat([2, 36], 3)
+    sigma, released = np.random.default_rng(0).uniform(1, 3, (2, 6))
+    rows = pd.DataFrame({"n": lengths, "sigma": sigma, "released": released})
+    panels = [paper.PANELS[i] for i in (0, 1, 5)]
+    grid = draw(dict.fromkeys(panels, rows))
+    means = [gmean(column.reshape(2, 3), axis=1) for column in (sigma, released)]
+    ends = np.array([2, 36])
+    curves = [[14.3 * ends**0.24], [], [means[1][0] * (ends / 2) ** 0.26]]
+    for ax, panel, published in zip(grid.axes.flat, panels, curves, strict=True):
+        assert ax.get_title() == panel.title
+        drawn = [line.get_ydata() for line in ax.lines if len(line.get_ydata())]
+        np.testing.assert_allclose(drawn, [*means, *published])
 
 
 def test_a_second_run_measures_no_cell_and_prints_the_table(done, instead, monkeypatch, capsys):
@@ -107,6 +128,7 @@ def test_a_second_run_measures_no_cell_and_prints_the_table(done, instead, monke
         raise AssertionError(f"measured again: {cell}")
 
     monkeypatch.setattr(sweep, "measure", refuse)
+    monkeypatch.setattr(paper, "_draw", lambda found: SimpleNamespace(figure=plt.figure()))
     monkeypatch.setattr(paper, "PANELS", paper.PANELS[:4])
     pairs = [f"{name}={other}" for name, other in instead.items() if "gpt2" not in name]
     assert paper.main([str(done[0]), "--every", "60", "--instead", *pairs]) == 0

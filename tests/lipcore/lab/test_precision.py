@@ -47,7 +47,7 @@ def test_prediction_is_the_frobenius_norm(source, generator):
 @pytest.mark.parametrize("source", SOURCES)
 def test_prediction_is_right_on_random_layers(source, dtype, generator):
     ratios = []
-    for seed in range(0, 20, 5):
+    for seed in (0, 5):
         at = stage(layer(seed), draw(seed + 90, 16, 24), source)
         expected = predicted(at, dtype, generator=generator).norm()
         ratios.append(measured(at, dtype).norm() / expected)

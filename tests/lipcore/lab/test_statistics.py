@@ -28,8 +28,8 @@ def test_exact_power_law(exponent):
 
 
 def test_interval_covers():
-    """At 80 % it covers in about 80 % of 300 experiments (bootstraps of ten are a bit short)."""
-    fits = [fit_exponent(LENGTHS, noisy(seed), confidence=0.8) for seed in range(300)]
+    """At 80 % it covers in about 80 % of 150 experiments (bootstraps of ten are a bit short)."""
+    fits = [fit_exponent(LENGTHS, noisy(seed), confidence=0.8) for seed in range(150)]
     assert 0.70 < np.mean([fit.low <= 0.4 <= fit.high for fit in fits]) < 0.86
 
 

@@ -110,32 +110,32 @@ KINDS = {kind(name, cell): name for name in NAMES for cell in PLANS[name]}
 
 
 @pytest.mark.parametrize("kind_name", KINDS)
-def test_sequences_measured_again_agree(kind_name):
-    """One sequence of a short cell, and one of a longer cell that is quick."""
+def test_a_sequence_measured_again_agrees(kind_name):
     name = KINDS[kind_name]
     plan, table = PLANS[name], table_of(name)
     starts = dict(zip(plan, table.index[table.sequence == 0], strict=True))
-    cells = [cell for cell in plan if kind(name, cell) == kind_name and cell.n <= 128]
+    cells = [cell for cell in plan if kind(name, cell) == kind_name and cell.n <= 64]
     cells = [cell for cell in cells if is_the_same(name, cell.text)]
     if not cells:
         pytest.skip("another version of Python words the text in another way")
     draw = random.Random(kind_name)
-    long = [cell for cell in cells if cell.n == max(cell.n for cell in cells)]
-    for cell in {draw.choice(cells), draw.choice(long)}:
-        sequence = draw.randrange(cell.count)
-        row = table.loc[starts[cell] + sequence]
-        (again,) = measure(replace(cell, count=1, start=cell.start + sequence * cell.n))
-        for column in ("sigma", "released", "radius_rms", "radius_max", "local"):
-            if column in row:
-                expected = pytest.approx(again[column], rel=cell.tol, nan_ok=True)
-                assert row[column] == expected, (cell, sequence, column)
-        assert row["upper"] >= again["lower"], cell
+    cell = draw.choice(cells)
+    sequence = draw.randrange(cell.count)
+    row = table.loc[starts[cell] + sequence]
+    (again,) = measure(replace(cell, count=1, start=cell.start + sequence * cell.n))
+    for column in ("sigma", "released", "radius_rms", "radius_max", "local"):
+        if column in row:
+            expected = pytest.approx(again[column], rel=cell.tol, nan_ok=True)
+            assert row[column] == expected, (cell, sequence, column)
+    assert row["upper"] >= again["lower"], cell
 
 
 def test_a_long_text_lies_in_the_bracket_of_a_few_products():
-    cell = next(c for c in PLANS["texts"] if (c.layer, c.n, c.head) == (1, 2048, None))
+    names = ["model", "layer", "n", "text", "control"]
+    known = ["smollm2", 1, 512, "pydoc", ""]
+    cell = next(c for c in PLANS["texts"] if [getattr(c, x) for x in names] == known)
     found = local_lipschitz(*sweeps.inputs(cell), tol=0.03)
     table = table_of("texts")
-    row = table[table[["layer", "n", "text"]].eq([1, 2048, cell.text]).all(axis=1)]
+    row = table[table[names].eq(known).all(axis=1)]
     (sigma,) = row.sigma[row["head"].isna()]
     assert 0.999 * found.lower <= sigma <= found.upper < 1.2 * found.lower

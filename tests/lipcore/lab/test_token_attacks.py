@@ -39,6 +39,10 @@ def model():
     return tiny()
 
 
+def chance():
+    return torch.Generator().manual_seed(0)
+
+
 def some_tokens(*tokens):
     allowed = torch.zeros(VOCABULARY, dtype=torch.bool)
     allowed[list(tokens)] = True
@@ -78,12 +82,12 @@ def test_scores_are_directional_derivatives_towards_each_token(model, layer, mon
 @pytest.mark.parametrize("copies", [(1, 2, 4), (3, 50)])
 def test_a_search_climbs_with_allowed_tokens_and_repeats(model, search, copies):
     options = {"evaluations": 33, "batch": 8, "allowed": some_tokens(*range(10, 60))}
-    found = search(model, 0, IDS, copies=copies, **options)
+    found = search(model, 0, IDS, copies=copies, generator=chance(), **options)
     assert len(found.history) == 33 and (found.history.diff() >= 0).all()
     assert found.value == found.history[-1] > found.history[0]
     assert dense_constant(model, 0, found.ids) == pytest.approx(found.value, rel=1e-3)
     assert (found.ids[found.ids != IDS] >= 10).all()
-    again = search(model, 0, IDS, copies=copies, **options)
+    again = search(model, 0, IDS, copies=copies, generator=chance(), **options)
     assert torch.equal(again.ids, found.ids) and torch.equal(again.history, found.history)
 
 
@@ -102,14 +106,11 @@ def tried(monkeypatch):
 
 @pytest.mark.parametrize(("copies", "per_position"), [(1, 1), (1, 3), (2, 2)])
 def test_guided_proposals_are_the_most_promising_and_none_is_tried_twice(
-    model, tried, copies, per_position
+    model, tried, monkeypatch, copies, per_position
 ):
     """By brute force over all exchanges, until none is left."""
-    options = {
-        "copies": (copies,),
-        "per_position": per_position,
-        "allowed": some_tokens(*range(60)),
-    }
+    monkeypatch.setattr(token_attacks, "PER_POSITION", per_position)
+    options = {"copies": (copies,), "allowed": some_tokens(*range(60)), "generator": chance()}
     found = guided_search(model, 0, IDS, evaluations=60, batch=4, **options)
     scores = token_scores(model, 0, IDS)
     scores[torch.arange(6), IDS] = -torch.inf
@@ -129,7 +130,8 @@ def test_guided_proposals_are_the_most_promising_and_none_is_tried_twice(
 
 
 def test_random_proposals_are_uniform_over_copies_places_and_tokens(model, tried):
-    random_search(model, 0, IDS, evaluations=1801, batch=600, allowed=some_tokens(30, 31, 32, 33))
+    options = {"allowed": some_tokens(30, 31, 32, 33), "generator": chance()}
+    random_search(model, 0, IDS, evaluations=1801, batch=600, **options)
     rounds = torch.cat(tried[1:])
     moved = rounds != IDS
     copies = moved.sum(1).bincount(minlength=5)
@@ -141,10 +143,9 @@ def test_random_proposals_are_uniform_over_copies_places_and_tokens(model, tried
 
 
 def test_random_sequences_are_uniform_and_the_best_is_returned(model):
-    chance, again = (torch.Generator().manual_seed(0) for _ in range(2))
-    options = {"allowed": some_tokens(*range(30, 34)), "generator": chance}
-    found = random_sequences(model, 1, 5, evaluations=20, batch=8, **options)
-    drawn = 30 + torch.randint(4, (20, 5), generator=again)
+    options = {"allowed": some_tokens(*range(30, 34)), "generator": chance()}
+    found = random_sequences(model, 1, 5, evaluations=20, **options)
+    drawn = 30 + torch.randint(4, (20, 5), generator=chance())
     values = [dense_constant(model, 1, ids) for ids in drawn]
     assert torch.equal(found.ids, drawn[int(np.argmax(values))])
     assert found.value == pytest.approx(max(values), rel=1e-3)

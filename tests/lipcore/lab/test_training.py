@@ -68,6 +68,7 @@ def test_qk_norm_bounds_the_ratio_of_weights(some):
 def test_penalties_are_what_their_names_say(some):
     """Against dense Jacobians and singular values, for one seed, averaged over sequences."""
     parameters, X, _ = some
+    X = X[:, :2]
     alone = one(parameters, 0)
 
     def dense_norm(fn, x):
@@ -166,6 +167,6 @@ def test_one_command_makes_the_file_in_its_form(monkeypatch, tmp_path):
 @pytest.mark.parametrize("name", list(METHODS))
 def test_training_anew_begins_as_what_is_stored(name):
     row = training.stored().loc[name]
-    begun = train(METHODS[name], row["strength"], (0, 1), steps=training.EVERY + 1)
-    kept = torch.tensor(row["losses"], dtype=torch.float64)[:2, :2]
+    begun = train(METHODS[name], row["strength"], (0,), steps=training.EVERY + 1)
+    kept = torch.tensor(row["losses"], dtype=torch.float64)[:2, :1]
     torch.testing.assert_close(begun.losses[:: training.EVERY], kept, rtol=1e-3, atol=0)

@@ -175,7 +175,7 @@ def test_what_enters_the_layers(kind):
             torch.testing.assert_close(unit.mean(-1), 0 * unit[..., 0], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ("minilm", "smollm2", "bert-random", "gpt2-random"))
+@pytest.mark.parametrize("name", ("minilm", "smollm2", "gpt2-random"))
 def test_sizes_are_those_of_the_registry(name):
     state = torch.random.get_rng_state()
     model = load(name)

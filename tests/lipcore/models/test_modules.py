@@ -259,7 +259,7 @@ def test_no_tokens_hide_what_a_module_does(kind, tokens, output_bias):
     module, X = double(OwnAttention(added=ADDED[kind])), TOKENS[tokens]
     module.proj.bias.data += output_bias
     table = measure(nn.Sequential(module).eval(), X, tol=1e-8)
-    dense = [torch.autograd.functional.jacobian(lambda x: module(x[None])[0], x) for x in X]
+    dense = [torch.func.jacrev(lambda x: module(x[None])[0])(x) for x in X]
     truth = [torch.linalg.matrix_norm(J.reshape(40, 40), 2).item() for J in dense]
     assert table["sigma"].tolist() == pytest.approx(truth, rel=1e-6)
     if kind == "causal" and not output_bias:
