@@ -6,7 +6,6 @@ PIP_FLAGS ?=
 # What installs into .venv; uv does it ten times as fast (see CONTRIBUTING.md).
 INSTALL   ?= $(BIN)/python -m pip install --quiet $(PIP_FLAGS)
 ATTACK_FLAGS ?=
-SWEEP_FLAGS ?=
 BENCH_FLAGS ?=
 PAPER_FLAGS ?=
 LAB_FLAGS ?=
@@ -90,7 +89,7 @@ attack: $(STAMP) $(WEIGHTS)  ## try to break every bound, at length
 
 sweep: $(STAMP) $(WEIGHTS)  ## measure what the chapters on real text rest on (75 minutes of one core; resumes), store the tables
 	for plan in sweep texts; do \
-	  OMP_NUM_THREADS=1 $(BIN)/python -m lab.sweep --plan book/data/$$plan.toml --folder $(BUILD)/sweep --export book/data/$$plan.parquet $(SWEEP_FLAGS) || exit; \
+	  OMP_NUM_THREADS=1 $(BIN)/python -m lab.sweep --plan book/data/$$plan.toml --folder $(BUILD)/sweep --export book/data/$$plan.parquet || exit; \
 	done
 
 images: $(STAMP) $(WEIGHTS)  ## measure the models of images and of speech (some minutes; resumes), store the table

@@ -1,14 +1,14 @@
 """What stands around a chapter: its place, its question, the time it takes, and what comes next.
 
 The chapters of the first numbered part of ``_toc.yml`` are the main path. The first paragraph of a
-page of ``notebooks`` is its question; the page before shows it, too. In the time that a page takes,
-what is folded away, exercises and code do not count; a formula on a line of its own counts as ten
-words, one within a line as one.
+page of ``notebooks`` is its question; the page before shows it, too. In the time of a page what is
+folded, exercises and code do not count; a displayed formula counts as ten words, another as one.
 """
 
 import math
 import re
 
+from bs4 import BeautifulSoup
 from docutils import nodes
 from sphinx.addnodes import index, pending_xref
 from sphinx.application import Sphinx
@@ -16,8 +16,8 @@ from sphinx_exercise.nodes import exercise_enumerable_node, exercise_node, solut
 
 WORDS_A_MINUTE = 150  # of mathematical prose
 WORDS_A_FORMULA = 10
-EXERCISES = (exercise_node, exercise_enumerable_node, solution_node)
-NOT_READ = (nodes.literal_block, nodes.raw, nodes.comment, nodes.target, index, *EXERCISES)
+NOT_READ = (nodes.literal_block, nodes.raw, nodes.comment, nodes.target, index)
+NOT_READ += (exercise_node, exercise_enumerable_node, solution_node)
 FOLDED = {"Play", "Further", "Appendix", "Back matter"}  # parts, in the contents beside a page
 
 
@@ -27,10 +27,8 @@ def count_words(node: nodes.Node) -> int:
         return 0
     if isinstance(node, nodes.container) and node.get("design_component") == "dropdown":
         return 0
-    if isinstance(node, nodes.math_block):
-        return WORDS_A_FORMULA
-    if isinstance(node, nodes.math):
-        return 1
+    if isinstance(node, nodes.math_block | nodes.math):
+        return WORDS_A_FORMULA if isinstance(node, nodes.math_block) else 1
     if isinstance(node, nodes.Text):
         return len(re.findall(r"\S*\w\S*", node.astext()))
     if isinstance(node, nodes.container) and "cell" in node.get("classes", []):
@@ -49,82 +47,60 @@ def read_chapter(app: Sphinx, doctree: nodes.document) -> None:
     minutes = max(1, math.ceil(count_words(section) / WORDS_A_MINUTE))
     time = f"{minutes} minutes" if minutes > 1 else "1 minute"
     place = section.first_child_matching_class(nodes.paragraph)
-    question = section[place]
-    question["classes"].append("question")
-    section.insert(place + 1, nodes.paragraph("", time, classes=["reading-time"]))
-    exercises = next(
-        (s["ids"][0] for s in section.findall(nodes.section) if s[0].astext() == "Exercises"), None
-    )
+    section[place]["classes"].append("question")
+    sections = {part[0].astext(): part["ids"][0] for part in section.findall(nodes.section)}
     app.env.metadata[docname]["chapter"] = {
         "time": time,
-        "question": question.deepcopy(),
-        "exercises": exercises,
+        "question": section[place].deepcopy(),
+        "exercises": sections.get("Exercises"),
     }
+    section.insert(place + 1, nodes.paragraph("", time, classes=["reading-time"]))
 
 
-def places(app: Sphinx) -> dict[str, tuple[str, int, int]]:
-    """Return part, number and the part's number of pages of each page, in reading order."""
+def pages_of_parts(app: Sphinx) -> dict[str, list[str]]:
+    """Return the pages of each part of the book, in reading order."""
     parts = app.config.external_site_map.root.subtrees
-    return {
-        str(page): (part.caption, number, len(part.items))
-        for part in parts
-        for number, page in enumerate(part.items, 1)
-    }
+    return {part.caption: [str(page) for page in part.items] for part in parts}
 
 
 def lead(app: Sphinx, docname: str, context) -> dict:
     """Return what the link to a page says of it."""
-    numbers, chapter = app.env.toc_secnumbers, app.env.metadata[docname].get("chapter")
-    part, number, of = places(app)[docname]
-    letter = ".".join(map(str, numbers.get(docname, {}).get("", ())))
-    place = f"Chapter {number} of {of}" if letter.isdigit() else f"{part} {letter}".strip()
-    found = {
-        "link": context["pathto"](docname),
-        "title": app.env.titles[docname].astext(),
-        "place": place,
-        "letter": letter,
-    }
+    part, pages = next(x for x in pages_of_parts(app).items() if docname in x[1])
+    letter = "".join(map(str, app.env.toc_secnumbers.get(docname, {}).get("", ())))
+    place = f"Chapter {letter} of {len(pages)}" if letter.isdigit() else f"{part} {letter}".strip()
+    chapter = dict(app.env.metadata[docname].get("chapter", {}))
     if chapter:
         question = app.builder.render_partial(chapter["question"])["fragment"]
-        found |= {
-            "question": question.removeprefix('<p class="question">').removesuffix("</p>\n"),
-            "time": chapter["time"],
-        }
-    return found
+        chapter["question"] = re.sub(r"</?p\b[^>]*>", "", question).strip()
+    title, link = app.env.titles[docname].astext(), context["pathto"](docname)
+    return {"title": title, "link": link, "place": place, "letter": letter, **chapter}
 
 
 def surround(app: Sphinx, pagename, templatename, context, doctree) -> None:
     """Say above a page where in the book it stands, and below it where the book goes on."""
-    order = places(app)
-    if pagename not in order:
+    parts = pages_of_parts(app).values()
+    pages = [page for part in parts for page in part]
+    if pagename not in pages:
         return
-    docnames = list(order)
-    here, position = lead(app, pagename, context), docnames.index(pagename)
-    path = [name for name in docnames if order[name][0] == order[pagename][0]]
-    rail = [lead(app, name, context) for name in path] if here["letter"].isdigit() else []
-    chapter = app.env.metadata[pagename].get("chapter") or {}
-    context |= {
-        "before": lead(app, docnames[position - 1], context) if position else None,
-        "onward": lead(app, docnames[position + 1], context)
-        if position + 1 < len(docnames)
-        else None,
-        "exercises": chapter.get("exercises"),
-    }
+    here, place = lead(app, pagename, context), pages.index(pagename)
+    context["before"] = [lead(app, page, context) for page in pages[:place][-1:]]
+    context["onward"] = [lead(app, page, context) for page in pages[place + 1 :][:1]]
+    context["exercises"] = here.get("exercises")
     if here["letter"]:
+        part = next(part for part in parts if pagename in part)
+        rail = [lead(app, page, context) for page in part] if here["letter"].isdigit() else []
         head = app.builder.templates.render("place.html", {"here": here, "rail": rail})
         context["body"] = context["body"].replace("<h1>", f"{head}<h1>", 1)
 
 
 def fold_contents(app: Sphinx, pagename, templatename, context, doctree) -> None:
     """In the contents beside a page the main path is open; what is further is folded."""
-    contents = context.get("generate_toctree_html")
-    if contents is None:
-        return
+    contents = context.get("generate_toctree_html", str)
 
     def folded(*args, **kwargs):
-        tree = contents(*args, **kwargs)
-        for fold in getattr(tree, "select", lambda _: ())("li.toctree-l0 > details"):
-            if fold.find("p", class_="caption").get_text(strip=True) not in FOLDED:
+        tree = BeautifulSoup(str(contents(*args, **kwargs)), "html.parser")
+        for fold in tree.select("li.toctree-l0 > details"):
+            if fold.summary.get_text(strip=True) not in FOLDED:
                 fold["open"] = "open"
         return tree
 

@@ -10,11 +10,9 @@ title says “Proof of the lemma”.
 """
 
 from collections import Counter
-from typing import ClassVar
 
 import nbformat
 from docutils import nodes
-from docutils.parsers.rst import directives
 from myst_nb.core.render import NbElementRenderer
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
@@ -59,13 +57,11 @@ class scoreboard_node(nodes.General, nodes.Element):
 
 
 class Scoreboard(SphinxDirective):
-    """The tables of all claims, or one table of those with a status."""
-
-    option_spec: ClassVar = {"status": directives.unchanged}
+    """The tables of all claims."""
 
     def run(self) -> list[nodes.Node]:
         self.env.metadata[self.env.docname]["scoreboard"] = True
-        return [scoreboard_node(status=self.options.get("status"))]
+        return [scoreboard_node()]
 
 
 # ---- what a page holds ----
@@ -272,9 +268,7 @@ class FillScoreboards(SphinxPostTransform):
 
     def run(self, **kwargs) -> None:
         for place in list(self.document.findall(scoreboard_node)):
-            status = place["status"]
-            records = [r for r in all_claims(self.env) if status in (None, r["status"])]
-            place.replace_self([self.table(records)] if status else self.board(records))
+            place.replace_self(self.board(all_claims(self.env)))
 
     def board(self, records: list[dict]) -> list[nodes.Node]:
         """Return the summary and the tables, one for each part of the book."""

@@ -43,7 +43,7 @@ def slide(entry: dict[str, str], site: Path, docname: str) -> dict[str, str]:
         **entry,
         "pictures": decoded(box, docname),
         "caption": decoded(caption, docname),
-        "page": re.sub(r"^[\d.]+ |#$", "", text_of(page.article.find("h1").decode_contents())),
+        "page": re.sub(r"^[A-Z\d]+\. |#$", "", text_of(page.article.find("h1").decode_contents())),
         "number": figure.find(class_="caption-number").get_text().strip(),
         "address": f"{posixpath.basename(docname)}.html#{entry['figure']}",
     }
