@@ -201,13 +201,3 @@ def generator() -> torch.Generator:
 def randn(generator):
     """``randn(3, 4)``: a seeded float64 tensor."""
     return lambda *shape, dtype=torch.float64: torch.randn(shape, generator=generator, dtype=dtype)
-
-
-@pytest.fixture
-def make_layer():
-    """A random float64 layer of given sizes, as ``make_layer(heads=2, d=7, k=16, causal=True)``."""
-
-    def build(*, causal: bool = False, **sizes) -> Attention:
-        return Attention(**_weights(torch.Generator().manual_seed(7), **sizes), causal=causal)
-
-    return build

@@ -117,19 +117,6 @@ def test_tiles_change_nothing(name, kind, store, monkeypatch):
     torch.testing.assert_close(tiled.T.dense(), whole.mT, **EXACT)
 
 
-def test_the_queries_move_alone():
-    """Token by token: J is block diagonal, and the blocks are Σ_h W_h V_h C_i A_h."""
-    f, X = make("queries", "biases")
-    layer, P, memory = f.attention, f.weights(X)[1], f.memory[1]
-    found = f.jacobian(X).dense().reshape(2, 3, Q, 3, D)[1]
-    for i in range(3):
-        apart = memory - (P[:, i] @ memory)[:, None]
-        C = torch.einsum("hj,hjd,hje->hde", P[:, i], apart, apart)
-        block = (layer.value_matrices() @ C @ layer.score_matrices()).sum(0)
-        torch.testing.assert_close(found[i, :, i], block, **EXACT)
-        assert not found[i, :, [j for j in range(3) if j != i]].any()
-
-
 def test_the_local_bound_of_one_head_is_sharp():
     f, X = make("queries", "one head")
     truth = torch.linalg.matrix_norm(dense(f, X), 2)

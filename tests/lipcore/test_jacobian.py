@@ -9,8 +9,7 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import lipcore.jacobian as module
-from lipcore import Attention, AttentionJacobian, AutogradJacobian, local_lipschitz, spectral_norm
-from lipcore.operators import MatrixOperator
+from lipcore import Attention, AttentionJacobian, AutogradJacobian, local_lipschitz
 from seeded import drawn
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}  # float64, against autodiff
@@ -170,14 +169,6 @@ def test_threads_do_not_meet(randn):
 
 
 # --- operators, and what they refuse -------------------------------------------------------------
-
-
-def test_matrix_operator(randn):
-    M = randn(2, 3, 4)
-    operator = MatrixOperator(M)
-    assert torch.equal(operator.dense(), M)
-    torch.testing.assert_close(operator.T.dense(), M.mT, rtol=1e-15, atol=1e-15)
-    torch.testing.assert_close(spectral_norm(operator.T).value, torch.linalg.matrix_norm(M, 2))
 
 
 ONES = torch.ones(3, 2)

@@ -116,25 +116,6 @@ def test_a_heads_share_is_that_of_its_own_jacobian(make_case, monkeypatch):
     assert found.by_head().tolist() == pytest.approx(truth, rel=1e-9, abs=1e-9)
 
 
-@pytest.mark.parametrize("name", ["causal", "rotary, everything", "heads projected"])
-def test_a_terms_share_moves_values_queries_or_keys_alone(make_case, name):
-    """By dense autograd of the layer with the other two held fixed."""
-    case = make_case(name)
-    f, X = case.attention, case.X
-    found = local_lipschitz(f, X, tol=1e-10)
-    fixed = f.project(X)
-
-    def moved(part, Y):
-        queries, keys, values = (*fixed[:part], f.project(Y)[part], *fixed[part + 1 :])
-        return f.join_heads(f.row_weights(queries, keys, slice(0, len(X))) @ values)
-
-    parts = [along(lambda Y, part=part: moved(part, Y), X, found.right) for part in (2, 0, 1)]
-    shares = [(found.left * part).sum().item() for part in parts]
-    assert found.by_term().tolist() == pytest.approx(shares, rel=1e-8, abs=1e-9)
-    moves = moves_by_term(f, X, found.right)
-    torch.testing.assert_close(moves, torch.stack(parts), rtol=1e-8, atol=1e-10)
-
-
 def test_moves_by_term_sum_to_the_jacobians(every_case, randn):
     """For any move, with masks, biases, rotary positions and projections; not with gates."""
     f, X = every_case.attention, every_case.X

@@ -108,14 +108,6 @@ def test_ascent_on_the_ellipsoids_of_normalisations():
         ascend(f, found.X, ellipsoid=replace(norm, kind="layer"), progress=False)
 
 
-def test_ascent_of_a_causal_layer_with_several_heads():
-    query, key, value = draw(0, 3, 2, 2, 3)
-    options = {"output": draw(3, 3, 4), "query_bias": draw(4, 2, 2), "causal": True}
-    f = Attention(query, key, value, **options)
-    found = ascend(f, 0.1 * draw(5, 4, 3), 1.0, steps=20, progress=False)
-    assert found.history[0] * 1.2 < found.value <= bounds.local_upper(f, found.X) * (1 + 1e-9)
-
-
 def test_zero_layer_stays_at_zero_and_progress_is_shown_where_it_is_wanted(capsys):
     f = Attention.from_matrices(torch.eye(2), torch.zeros(2, 2))
     found = ascend(f, torch.zeros(3, 2), 1.0, steps=3, progress=False)

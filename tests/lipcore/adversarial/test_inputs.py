@@ -141,7 +141,7 @@ def trained_like(seed, **options):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("radius", [0.3, 4.0])
+@pytest.mark.parametrize("radius", [0.3, 4.0, 30.0])
 @pytest.mark.parametrize("without", [{}, {"query_bias": None}, {"output": None}])
 def test_the_bound_holds_and_is_what_the_shared_key_moves(causal, radius, without):
     f = trained_like(0, causal=causal, **without)
@@ -151,13 +151,6 @@ def test_the_bound_holds_and_is_what_the_shared_key_moves(causal, radius, withou
     assert found.lower == pytest.approx(norm(dense[1:, :, 0].flatten(0, 1)), rel=1e-9)
     scores = f.score_matrices()[0] @ found.X[1] + f.score_offsets()[0]
     assert found.lead == pytest.approx((scores @ (found.X[0] - found.X[1])).item())
-
-
-def test_with_a_clear_lead_it_has_the_rate():
-    f = trained_like(5)
-    found = shared_key_inputs(f, 400, 30.0)
-    assert found.lead > math.log(400) + 10
-    assert found.lower == pytest.approx(math.sqrt(399) * norm(f.value_matrices()[0]), rel=1e-6)
 
 
 ONE_HEAD = trained_like(0)

@@ -55,12 +55,6 @@ def test_value_and_dual_bound_meet(kind):
         assert 2 * bounds.eigen_gamma(A)[0] <= gap * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("scale", [1e-200, 1e-8, 1e8, 1e200])
-def test_gap_scales(scale):
-    A = draw(1, 3, 3)
-    assert bounds.score_gap(scale * A)[0] == pytest.approx(scale * bounds.score_gap(A)[0])
-
-
 @pytest.mark.parametrize(
     ("rows", "gamma"),
     [(([8.0, 0], [0, -0.5]), 1.0), (([8.0, 0], [0, -3]), 3.0), (([1.0, 5], [0, 1]), 0.125),

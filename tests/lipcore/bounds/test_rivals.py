@@ -8,12 +8,9 @@ import pytest
 import torch
 from scipy.optimize import brentq
 
+from draws import draw
 from lab import rivals
 from lipcore import Attention
-
-
-def _draw(seed, *shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def norm(M):
@@ -21,7 +18,7 @@ def norm(M):
 
 
 def test_local_formulas_by_hand():
-    A, V, X = _draw(0, 3, 3), _draw(1, 2, 3), _draw(2, 4, 3)
+    A, V, X = draw(0, 3, 3), draw(1, 2, 3), draw(2, 4, 3)
     f = Attention.from_matrices(A, V)
     P = torch.softmax((X @ A.mT) @ X.mT, dim=-1)
     top = P.sort(dim=-1, descending=True).values
@@ -39,7 +36,7 @@ def test_local_formulas_by_hand():
 def test_softmax_norm_upper_holds_and_is_sharp():
     scale = torch.logspace(-2, 2, 400, dtype=torch.float64)[:, None]
     for n in (1, 2, 3, 8):
-        p = torch.softmax(scale * _draw(n, 400, n), dim=-1)
+        p = torch.softmax(scale * draw(n, 400, n), dim=-1)
         exact = torch.linalg.eigvalsh(torch.diag_embed(p) - p[:, :, None] * p[:, None, :])[:, -1]
         bound = rivals.softmax_norm_upper(p)
         assert (exact <= bound + 1e-15).all()
@@ -49,7 +46,7 @@ def test_softmax_norm_upper_holds_and_is_sharp():
 
 def test_infinity_to_one_norm():
     signs = 1.0 - 2 * (torch.arange(2**7)[:, None] >> torch.arange(7) & 1).double()
-    p = torch.softmax(_draw(0, 50, 7) * torch.logspace(-1, 1, 50).double()[:, None], dim=-1)
+    p = torch.softmax(draw(0, 50, 7) * torch.logspace(-1, 1, 50).double()[:, None], dim=-1)
     M = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
     reached = (M @ signs.mT).abs().sum(1).amax(-1)
     assert torch.allclose(rivals.emadi2026_softmax_norm(p), reached, rtol=1e-12)
@@ -69,7 +66,7 @@ def token_norm(J):
 def test_token_norm_bound_holds_and_is_reached(truth):
     best = 0.0
     for seed, a, causal in itertools.product(range(6), (0.0, 0.5, 3.0, 10.0), (False, True)):
-        A, V, X = _draw(seed, 2, 2), _draw(seed + 1, 2, 2), _draw(seed + 2, 20, 4, 2)
+        A, V, X = draw(seed, 2, 2), draw(seed + 1, 2, 2), draw(seed + 2, 20, 4, 2)
         A, X = a * A / norm(A), X / X.norm(dim=-1, keepdim=True)
         f = Attention.from_matrices(A, V, causal=causal)
         theta = rivals.emadi2026_softmax_norm(f.weights(X)).amax().clamp(max=1.0).item()

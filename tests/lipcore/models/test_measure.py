@@ -12,6 +12,7 @@ from lipcore.models.measure import versions
 
 NUMBERS = {"sigma", "lower", "upper", "probability", "residual", "iterations", "converged"}
 OF_TOKENS = {"sequence", "released", "radius_rms", "radius_max"}
+CLOSE = {"rtol": 1e-4, "atol": 0.0}
 
 
 @pytest.fixture(params=(False, True), ids=("both ways", "causal"))
@@ -33,25 +34,16 @@ def column(rows, name):
     return torch.tensor([row[name] for row in rows], dtype=torch.float64)
 
 
-def close(rel=1e-4):
-    return {"rtol": rel, "atol": 0.0}
-
-
 def test_one_row_a_sequence_with_every_column(rows):
     assert [row["sequence"] for row in rows] == [0, 1, 2]
     for row in rows:
         assert set(row) == NUMBERS | OF_TOKENS | set(BOUNDS)
 
 
-def test_sigma_is_that_of_the_dense_jacobian(attention, X, rows):
-    J = attention.jacobian(X).dense()
-    torch.testing.assert_close(column(rows, "sigma"), torch.linalg.matrix_norm(J, 2), **close())
-
-
 def test_released_is_the_square_root_of_the_gradient(attention, X, rows):
     outputs = attention(X).flatten(1)
     gradients = (attention.jacobian(X).dense().mT @ outputs[..., None])[..., 0]
-    torch.testing.assert_close(column(rows, "released"), gradients.norm(dim=-1).sqrt(), **close())
+    torch.testing.assert_close(column(rows, "released"), gradients.norm(dim=-1).sqrt(), **CLOSE)
 
 
 def test_bracket_and_how_it_was_found(attention, X, rows):
@@ -77,14 +69,6 @@ def test_bounds(attention, X, rows):
     without = measure_layer(attention, X, bounds=[])
     assert all(math.isnan(row["local"]) for row in without)
     assert [row | {"local": None} for row in rows] == [row | {"local": None} for row in without]
-
-
-def test_tolerance(attention, X):
-    loose = measure_layer(attention, X, tol=0.1, bounds=[])
-    tight = measure_layer(attention, X, tol=1e-12, bounds=[])
-    for one, two in zip(loose, tight, strict=True):
-        assert one["iterations"] < two["iterations"]
-        assert one["sigma"] <= two["sigma"] * (1 + 1e-12) and two["upper"] / two["lower"] < 1 + 1e-5
 
 
 @pytest.mark.parametrize(

@@ -47,12 +47,6 @@ def test_some_of_the_layers(model, X, layers, expected):
     assert list(dict.fromkeys(measure(model, X, layers=layers)["layer"])) == expected
 
 
-def test_scopes(model, X):
-    assert measure(model, X, scope="block")["kind"][0] == "TransformerEncoderLayer"
-    first = measure(model, X, scope="model").iloc[0]
-    assert first["layer"] == "TransformerEncoder" and "layers.0" in first["note"]
-
-
 def test_tolerance_and_start_are_passed_on(model, X):
     rough = measure(model, X, tol=0.1, layers=0)
     fine = measure(model, X, tol=1e-8, layers=0)
