@@ -42,11 +42,11 @@ def read_chapter(app: Sphinx, doctree: nodes.document) -> None:
     """Note question, time and exercises of a page of ``notebooks``, and put the time below the question."""
     docname = app.env.docname
     section = next(doctree.findall(nodes.section), None)
-    if section is None or not docname.startswith("notebooks/"):
+    place = section and section.first_child_matching_class(nodes.paragraph)
+    if place is None or not docname.startswith("notebooks/"):
         return
     minutes = max(1, math.ceil(count_words(section) / WORDS_A_MINUTE))
     time = f"{minutes} minutes" if minutes > 1 else "1 minute"
-    place = section.first_child_matching_class(nodes.paragraph)
     section[place]["classes"].append("question")
     sections = {part[0].astext(): part["ids"][0] for part in section.findall(nodes.section)}
     app.env.metadata[docname]["chapter"] = {
