@@ -143,7 +143,7 @@ def test_every_page_knows_the_dictionary_of_colours(book):
 
 def test_docstrings_lead_to_theorems_and_words_to_the_repository(book):
     index = html(book, "book/index")
-    assert 'href="../notebooks/one.html#thm-growth">Theorem A.1</a>' in index
+    assert 'href="../notebooks/one.html#thm-growth">Theorem 1.1</a>' in index
     url = yaml.safe_load(book.read("_config.yml"))["repository"]["url"]
     assert f'href="{url}/blob/main/CHANGELOG.md"' in index
 
@@ -170,7 +170,7 @@ def test_the_scoreboard_shows_every_claim_and_what_it_rests_on(book):
     assert links[0] == "../notebooks/one.html#claim-growth" and len(links) == 2
     grounds = [link.get("href") for link in decay[3].iter("a")][1:]
     assert grounds == ["../notebooks/one.html#thm-growth", "../notebooks/two.html#lem-unclaimed"]
-    assert "this book" in words(decay[3]) and "rests on Theorem A.1, Lemma " in words(decay[3])
+    assert "this book" in words(decay[3]) and "rests on Theorem 1.1, Lemma " in words(decay[3])
     assert "mathjax" in html(book, "book/scoreboard"), "its mathematics needs MathJax"
 
 
@@ -218,7 +218,7 @@ def test_a_notebook_is_offered_in_plain_markdown(book):
     for part in (
         r"\def\R{\mathbb{R}}",
         r"\def\inner#1#2{",
-        "> **Theorem A.1 (Growth).**",
+        "> **Theorem 1.1 (Growth).**",
         "Castin et al. (2024)",
         "<details><summary><b>Proof</b></summary>",
         "\\tag{1}",
@@ -226,7 +226,7 @@ def test_a_notebook_is_offered_in_plain_markdown(book):
         assert part in prose
     assert "{" + "prf" not in prose and ":label:" not in prose
     prose = prose_of(book, "notebooks/two")
-    assert "[Theorem A.1](one.ipynb)" in prose and "(1)" in prose
+    assert "[Theorem 1.1](one.ipynb)" in prose and "(1)" in prose
 
 
 def test_a_page_loads_nothing_from_outside(book):
