@@ -21,6 +21,11 @@ def code(notebook) -> list:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
+def printed(cell) -> str:
+    """Return what a cell printed; it may come in pieces."""
+    return "".join(output.get("text", "") for output in cell.outputs)
+
+
 def is_install(cell) -> bool:
     return "book-install" in cell.metadata.get("tags", [])
 
@@ -51,11 +56,10 @@ def test_a_notebook_holds_every_output_caption_and_solution(docname):
 def test_a_notebook_runs_outside_the_repository(tmp_path):
     """As after a download: only the package is there, and the first cell finds it."""
     notebook = downloaded(QUICK)
-    before = [[output.get("text") for output in cell.outputs] for cell in code(notebook)[1:]]
+    before = [printed(cell) for cell in code(notebook)[1:]]
     place = {"metadata": {"path": tmp_path}}
     NotebookClient(notebook, timeout=120, kernel_name="python3", resources=place).execute()
-    after = [[output.get("text") for output in cell.outputs] for cell in code(notebook)[1:]]
-    assert after == before
+    assert [printed(cell) for cell in code(notebook)[1:]] == before
 
 
 def test_a_notebook_installs_the_package_where_it_is_missing(tmp_path):
