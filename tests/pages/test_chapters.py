@@ -46,7 +46,7 @@ def test_an_old_address_leads_on(old, in_tex, site):
     page.goto(f"{site}/{old}.html")
     new = CONFIG["redirects"][old].partition("#")[0].rpartition("/")[2]
     page.wait_for_url(re.compile(re.escape(new)))
-    assert page.locator("h1").first.is_visible()
+    page.wait_for_selector("h1:visible")
 
 
 def test_the_deck(desktop, site):
