@@ -4,7 +4,7 @@ Colours, dashes and markers come from :mod:`lab.colours`.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -119,29 +119,6 @@ def values_by_length(
     ax.set(xscale="log", yscale="log")
     length_ticks(ax, lengths)
     plain_ticks(ax)
-
-
-def bound_versus_truth(
-    ax: Axes, x, truth, bounds: Mapping, *, truth_label=None, xscale="log", legend=True
-) -> None:
-    """Draw a measured quantity and its bounds, by role or name, on a logarithmic vertical axis.
-
-    Values are as for :func:`spread_line`. With several panels, use :func:`shared_legend`.
-    """
-    for role, values in bounds.items():
-        style = {"label": role, "color": colours.nth(3)}
-        if role in colours.ROLES:
-            style = {"label": colours.label(role), **colours.line(role)}
-        spread_line(ax, x, values, **style)
-    label = truth_label or colours.label("truth")
-    spread_line(ax, x, truth, label=label, **colours.line("truth"), **_MARKER)
-    ax.set(xscale=xscale, yscale="log")
-    if xscale == "log":
-        length_ticks(ax, x)
-    plain_ticks(ax)
-    ax.get_legend().remove()
-    if legend:
-        legend_above(ax)
 
 
 def attention_heatmap(

@@ -24,7 +24,7 @@ def svg():
     """A figure as a notebook writes it."""
     fig, (left, right) = plotting.figure(columns=2)
     plotting.values_by_length(left, LENGTHS, VALUES, label="demo")
-    plotting.bound_versus_truth(right, LENGTHS, VALUES, {"general": 2 * VALUES}, legend=False)
+    plotting.spread_line(right, LENGTHS, 2 * VALUES, label="general")
     texts = [text for text in fig.findobj(mpl.text.Text) if text.get_text().strip()]
     assert texts and min(text.get_fontsize() for text in texts) >= 10  # a point is a pixel or more
     file = io.BytesIO()
@@ -53,15 +53,12 @@ def test_values_by_length(ax):
         plotting.values_by_length(ax, LENGTHS, [1.0, 2.0], label="demo")
 
 
-def test_bound_versus_truth(ax):
-    bounds = {"general": [9.0, 18.0, np.inf], "twice": 2 * VALUES}
-    plotting.bound_versus_truth(ax, LENGTHS, VALUES, bounds)
-    labels = [text.get_text() for text in ax.get_legend().get_texts()]
-    assert labels == ["general bound", "twice", "local constant"]
-    general, twice, truth = ax.get_lines()
-    assert list(general.get_ydata()) == [9.0, 18.0]  # an infinite bound leaves the picture
+def test_spread_line(ax):
+    plotting.spread_line(ax, LENGTHS, [9.0, 18.0, np.inf], label="bound")
+    plotting.spread_line(ax, LENGTHS, VALUES, label="truth")
+    bound, truth = ax.get_lines()
+    assert list(bound.get_ydata()) == [9.0, 18.0]  # an infinite bound leaves the picture
     np.testing.assert_allclose(truth.get_ydata(), np.median(VALUES, axis=1))
-    np.testing.assert_allclose(twice.get_ydata(), 2 * np.median(VALUES, axis=1))
     band = ax.collections[-1].get_paths()[0].vertices  # over the middle 80 %
     at_first = band[band[:, 0] == LENGTHS[0], 1]
     edges = np.quantile(VALUES[0], [0.1, 0.9])
