@@ -22,6 +22,8 @@ _RUNNING = threading.Lock()  # hooks live on the model: two threads must not run
 #: How far the replayed output may be from that in the running model, relative to the largest
 #: entry: kernels of fused attention differ in rounding, and some models work in float32 inside.
 REPLAY_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
+#: The same for the output in float64, of which a lower precision may have lost digits.
+LARGEST_LOSS = 0.1
 
 
 def capture(model: nn.Module, name: str, *args, **inputs) -> tuple[Captured, Tensor]:
@@ -118,6 +120,15 @@ class Call:
         args, kwargs = _changed(self.forward, args, kwargs, changed)
         return first_tensor(self.forward(*args, **kwargs), self.name)[1]
 
+    def double(self) -> Call:
+        """Return the same run of a copy of the module in float64, with what it puts out there."""
+        require(self.forward is self.module, "name", "one submodule", "the whole")
+        module = _deep_copy(self.module).double()
+        args, kwargs = _copied((self.args, self.kwargs), {}, torch.float64)
+        call = replace(self, module=module, forward=module, args=args, kwargs=kwargs)
+        with torch.no_grad(), slow_path():
+            return replace(call, output=call.run({}).detach())
+
 
 @dataclass(frozen=True, eq=False)
 class Captured:
@@ -197,6 +208,21 @@ class Captured:
         require(name in inputs, "name", f"one of the inputs {', '.join(inputs)}", repr(name))
         fn = captured(self.call, name)
         return fn, fn.X
+
+    def double(self) -> Captured | None:
+        """Return the same run with a copy of the module in float64, or None where that fails.
+
+        A module that computes in float32 inside, whatever its dtype, still does.
+        """
+        if all(x.dtype == torch.float64 for x in (*self.call.tensors.values(), self.call.output)):
+            return self
+        try:  # there may be too little memory, a device without float64, code that needs float32
+            fn = replace(self, call=self.call.double())
+            truth = self.call.output.to(fn.call.output)
+            error = (fn.call.output - truth).abs().amax()
+        except Exception:
+            return None
+        return fn if bool(error <= LARGEST_LOSS * truth.abs().amax()) else None
 
 
 def captured(call: Call, name: str | None = None) -> Captured:
@@ -310,9 +336,10 @@ def first_tensor(output, name: str) -> tuple[str, Tensor]:
     raise TypeError(f"name: expected a floating-point tensor out of {name!r}, got {got}")
 
 
-def _copied(value, copies: dict):
+def _copied(value, copies: dict, dtype: torch.dtype | None = None):
     """Copy tensors and what holds them, since a run may change them in place; weights are shared.
 
+    With ``dtype``, floating-point tensors are converted to it.
     What has the same memory has the same copy: query, key and value are then still one tensor.
     """
     if value is None or isinstance(value, int | float | str | torch.dtype | nn.Module):
@@ -321,12 +348,13 @@ def _copied(value, copies: dict):
         version = 0 if value.is_inference() else value._version  # the former cannot change here
         place = (value.data_ptr(), value.shape, value.stride(), value.dtype, version)
         if place not in copies:  # the original is kept alive: no other takes its place
-            copies[place] = (value, value.detach().clone())
+            to = dtype if value.is_floating_point() else None
+            copies[place] = (value, value.detach().to(dtype=to, copy=True))
         return copies[place][1]
     if type(value) in (tuple, list):
-        return type(value)(_copied(part, copies) for part in value)
+        return type(value)(_copied(part, copies, dtype) for part in value)
     if type(value) is dict:
-        return {key: _copied(part, copies) for key, part in value.items()}
+        return {key: _copied(part, copies, dtype) for key, part in value.items()}
     return _deep_copy(value)
 
 
