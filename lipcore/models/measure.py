@@ -194,7 +194,9 @@ def _rows(name: str, call: Call, scope: str, wrt: str | None, options: dict) -> 
         fn = captured(call, wrt)
     except _REFUSALS as error:
         return [row | _refused(error)]
-    note = "; ".join(filter(None, [remarks(call.module) if scope == "attention" else "", fn.remark]))
+    note = "; ".join(
+        filter(None, [remarks(call.module) if scope == "attention" else "", fn.remark])
+    )
     varied, fixed = fn.said()
     row |= {"shape": tuple(fn.X.shape[-2:]), "varied": varied, "fixed": fixed, "note": note}
     layer = None

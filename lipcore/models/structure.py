@@ -34,9 +34,7 @@ def attention_modules(model: nn.Module) -> list[str]:
     named = [name for name, module in modules.items() if "attention" in _kind(module).lower()]
     # what compares queries and keys without values, such as an indexer, serves what it is in
     attention = [
-        a
-        for a in attention
-        if _has_values(modules[a]) or not any(_is_inside(a, b) for b in named)
+        a for a in attention if _has_values(modules[a]) or not any(_is_inside(a, b) for b in named)
     ]
     alone = [a for a in named if not any(_is_inside(b, a) for b in attention + named)]
     wanted = set(attention) | {a for a in alone if any(True for _ in modules[a].parameters())}
