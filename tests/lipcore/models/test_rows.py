@@ -101,7 +101,7 @@ def test_one_of_the_inputs():
     assert set(of_memory["varied"]) == {"key = value"} and set(of_memory["fixed"]) == {"query"}
     with pytest.warns(UserWarning, match="wrt: expected 'query', 'key', 'value', 'all'"):
         measure(layer, X, memory, wrt="keys", layers=1)
-    with pytest.raises(ValueError, match="^wrt: "):
+    with pytest.raises(ValueError, match=r"^wrt: "):
         measure(layer, X, memory, wrt="key", scope="model")
 
 
