@@ -49,6 +49,8 @@ class AttentionJacobian(LinearOperator):
     X : Tensor, shape (…, n, d)
     store : bool, optional
         Whether to keep P, whatever its size.
+    error : float
+        How far layer and X are, relatively, from those whose Jacobian is meant.
 
     Notes
     -----
@@ -58,6 +60,15 @@ class AttentionJacobian(LinearOperator):
     under P_i. P is visited in tiles, a few heads and some rows at a time. It is kept where it is
     small (``WEIGHTS_BYTES``); otherwise each product recomputes it, and memory is linear in n.
     Masks and biases only change P, and sinks only the sums of its rows.
+
+    ``rounding`` bounds, to first order in the dtype's ε, the error of a product with a unit vector.
+    A sum of m products in any order is off by at most m·ε/2 times the sum of their sizes. Let g be ε
+    times all lengths of such sums together. Then queries, keys and values are off by g·q, g·k and
+    g·v, where :math:`q = \|Q\|_F\max\|x\| + \|b^q\|` and so on, scores by
+    :math:`\delta = g\,(q\max\|k_j\| + k\max\|q_i\|)` and what tables and sinks add, and weights
+    relatively by :math:`\rho = e^{2\delta+4g}-1`. A head is then off by at most :math:`4\rho+8g` times
+    :math:`\|Q\|_F\,k\,v + \sqrt n\,\|K\|_F\,q\,v + \sqrt n\,\|V\|_F`, one summand for each of
+    own query, others' keys and mixing: rows of P sum to at most one, so that its norm is at most √n.
 
     Examples
     --------
@@ -71,10 +82,11 @@ class AttentionJacobian(LinearOperator):
     allows_inference_mode = True
 
     @torch.no_grad()
-    def __init__(self, layer, X: Tensor, *, store: bool | None = None) -> None:
+    def __init__(self, layer, X: Tensor, *, store: bool | None = None, error: float = 0.0) -> None:
         attention = self.attention = getattr(layer, "attention", layer)
         others = attention.not_bilinear
         require(not others, "attention", "scores (A x + c)·x alone", f"{others}: use .jacobian")
+        self._layer, self._X = layer, X
         X = layer.check_input(X).detach()
         # unless sinks take a share, a bias of the values cancels: left out, it costs no digits
         projected = layer.project(X, value_bias=attention.sinks is not None)
@@ -97,6 +109,52 @@ class AttentionJacobian(LinearOperator):
             if "gate" in self._widths:
                 self._slopes = (gates * (1 - gates) * head_outputs(layer, X)).flatten(0, -3)
         self._weigh(store)
+        self.rounding = self._rounding(error)
+
+    def in_float64(self) -> AttentionJacobian | None:
+        """Return the Jacobian of the layer in float64, or None if that would take long."""
+        if self.dtype == torch.float64:
+            return self
+        twin = self._layer.in_float64(self._X)
+        return None if twin is None else AttentionJacobian(*twin)
+
+    def _rounding(self, error: float) -> Tensor:
+        """Return what rounding may do to products with unit vectors; see the notes above."""
+        layer, attention = self._layer, self.attention
+        tokens = dict(zip(("query", "key"), layer.pair(self._X.detach()), strict=True))
+        tokens |= {"value": tokens["key"], "gate": tokens["query"]}
+        n, m = (tokens[name].shape[-2] for name in ("query", "key"))
+        eps = torch.finfo(self.dtype).eps
+        joined = attention.heads * self._v.shape[-1]
+        lengths = n + m + sum(self._projection.shape) + joined + self.output_shape[-1] + 20
+        if attention.rotary is not None:  # the rounding of angles
+            lengths = lengths + 4 * max(n, m) * attention.rotary.abs().max()
+        g = eps * lengths + error
+
+        def size_of(name: str) -> Tensor:  # a bound on one projected token, (…, heads)
+            weight, bias = getattr(attention, name), getattr(attention, f"{name}_bias")
+            size = weight.flatten(1).norm(dim=-1) * _longest(tokens[name])[..., None]
+            cancels = name == "value" and attention.sinks is None and attention.gate is None
+            return size if bias is None or cancels else size + bias.norm(dim=-1)
+
+        q, k, v = (size_of(name) for name in ("query", "key", "value"))
+        q = abs(attention.scale) * q
+        queries, keys = (_longest(x).reshape(k.shape) for x in (self._q, self._k))
+        added = (getattr(attention, name) for name in ("bias", "log_weights", "sinks"))
+        added = sum(_largest_finite(table) for table in added if table is not None)
+        delta = g * (q * keys + k * queries) + 4 * eps * added
+        rho = torch.expm1((2 * delta + 4 * g).clamp(max=100))  # more than anybody asks for
+        norms = {name: getattr(attention, name).flatten(1).norm(dim=-1) for name in self._widths}
+        a = abs(attention.scale) * norms.get("query", 0.0)
+        b, c = (math.sqrt(n) * norms.get(name, 0.0) for name in ("key", "value"))
+        unit = 4 * rho + 8 * g
+        heads = unit * (a * k * v + b * q * v + c)
+        if attention.gate is not None:
+            gate = g * size_of("gate")  # gates are off by a quarter of this
+            heads = heads + gate * (2 * a * k * v + 2 * b * q * v + c)
+            heads = heads + (unit + gate) * v * norms.get("gate", 0.0)
+        output = 1.0 if attention.output is None else attention.output.norm()
+        return output * heads.norm(dim=-1)
 
     def _weigh(self, store: bool | None) -> None:
         """Work out P once, for its largest entries, and keep it where it is small."""
@@ -205,6 +263,16 @@ class AttentionJacobian(LinearOperator):
     def _split(self, tokens: Tensor) -> Tensor:
         """Reshape (…, n, heads·p) to (batch·heads, n, p)."""
         return tokens.unflatten(-1, (self.attention.heads, -1)).transpose(-3, -2).flatten(0, -3)
+
+
+def _longest(tokens: Tensor) -> Tensor:
+    """Return the largest norm of a token of each member."""
+    return tokens.norm(dim=-1).amax(-1)
+
+
+def _largest_finite(table: Tensor) -> Tensor:
+    """Return the largest size of a table's entries, without those that are infinite."""
+    return table.abs().nan_to_num(posinf=0.0).max()
 
 
 def cut_into_tiles(blocks, n, itemsize, device="cpu", causal=False, keys=None) -> list[tuple]:

@@ -36,8 +36,6 @@ NORMS = ("frobenius", "token")
 SMALLEST_GAP = 1e-3
 #: Rows of attention weights that are differentiated at a time, for the shares of heads and terms.
 ROWS = 256
-#: What a result says of a map that was not checked.
-UNCHECKED = "of autodiff's Jacobian, unchecked"
 
 _OTHER_SEED = 0x6C6970  # hardly anyone's
 
@@ -50,13 +48,10 @@ class LocalLipschitz(SpectralNorm):
     ----------
     layer, tokens : Attention or CrossAttention, and Tensor, or None
         The layer and the tokens at which σ was measured, if the map is a layer.
-    checked : bool
-        False if the map was differentiated with ``check=False``; the result then says so.
     """
 
     layer: AttentionMap | None = None
     tokens: Tensor | None = None
-    checked: bool = True
 
     def __getitem__(self, index) -> LocalLipschitz:
         one = super().__getitem__(index)
@@ -64,13 +59,6 @@ class LocalLipschitz(SpectralNorm):
             return one
         layer = self.layer.select_sequences(tuple(self.value.shape), index)
         return replace(one, layer=layer, tokens=self.tokens[index])
-
-    def _remarks(self) -> list[str]:
-        return [*super()._remarks(), *([] if self.checked else [UNCHECKED])]
-
-    def to_dict(self) -> dict:
-        """Return the numbers without the vectors, for JSON, and a remark if nothing was checked."""
-        return super().to_dict() | ({} if self.checked else {"remark": UNCHECKED})
 
     def by_token(self) -> tuple[Tensor, Tensor]:
         """Return the norms of u and of v for each token, shape (…, n) each.
