@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import re
 import warnings
 from collections.abc import Callable, Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from lipcore import guard
@@ -151,6 +152,29 @@ class AutogradJacobian(LinearOperator):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Converting a tensor with requires_grad")
             return self.fn(X.clone())  # a map that works in place must not change X
+
+
+def in_float64(fn: Callable, X: Tensor) -> tuple[Callable, Tensor] | None:
+    """Return the map and X in float64, or None where float64 tokens do not make it the same map.
+
+    A module, or what :func:`~lipcore.models.capture.capture` returns, is copied; the given one
+    stays as it is. A function is only called: one that closes over float32 modules gives None.
+    """
+    if X.dtype == torch.float64:
+        return fn, X
+    try:
+        if isinstance(fn, nn.Module):
+            double = copy.deepcopy(fn).double()
+        else:
+            double = fn.double() if hasattr(fn, "call") else fn
+        with guard.isolated(X.device), torch.no_grad():
+            value, exact = fn(X.clone()), double(X.double())
+    except Exception:  # it cannot be copied, or takes no other dtype
+        return None
+    if not isinstance(exact, Tensor) or exact.dtype != torch.float64 or exact.shape != value.shape:
+        return None
+    rounding = 1e-4 * value.abs().amax()  # half of the digits: autocast leaves float64 alone
+    return (double, X.double()) if bool((exact - value).abs().amax() <= rounding) else None
 
 
 def batch_first(fn: Callable, X: Tensor, layout: str) -> tuple[Tensor, Callable]:
