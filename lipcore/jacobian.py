@@ -62,13 +62,16 @@ class AttentionJacobian(LinearOperator):
     Masks and biases only change P, and sinks only the sums of its rows.
 
     ``rounding`` bounds, to first order in the dtype's ε, the error of a product with a unit vector.
-    A sum of m products in any order is off by at most m·ε/2 times the sum of their sizes. Let g be ε
-    times all lengths of such sums together. Then queries, keys and values are off by g·q, g·k and
-    g·v, where :math:`q = \|Q\|_F\max\|x\| + \|b^q\|` and so on, scores by
-    :math:`\delta = g\,(q\max\|k_j\| + k\max\|q_i\|)` and what tables and sinks add, and weights
-    relatively by :math:`\rho = e^{2\delta+4g}-1`. A head is then off by at most :math:`4\rho+8g` times
-    :math:`\|Q\|_F\,k\,v + \sqrt n\,\|K\|_F\,q\,v + \sqrt n\,\|V\|_F`, one summand for each of
-    own query, others' keys and mixing: rows of P sum to at most one, so that its norm is at most √n.
+    A sum of m products, in any order, is off by at most m·ε/2 times the sum of their sizes. So
+    queries are off by :math:`o_q = \tfrac\varepsilon2(d+8)\,(\|Q\|_F\max\|x\|+\|b^q\|)`, and
+    so on. With g for ε times all lengths together and q, k, v for the largest vectors, scores are
+    off by :math:`\delta = o_qk + o_kq + g\,qk` and what tables and sinks add, and weights relatively
+    by :math:`\rho = e^{2\delta+4g}-1`. A head is then off by at most
+
+    .. math:: (4\rho+8g)\,\big(\|Q\|kv + \|P\|\,\|K\|qv + \|P\|\,\|V\|\big)
+        + 2\|Q\|\,(o_kv+ko_v) + 2\|P\|\,\|K\|\,(o_qv+qo_v),
+
+    where :math:`\|P\|^2` is at most the largest sum of a column.
 
     Examples
     --------
@@ -126,35 +129,38 @@ class AttentionJacobian(LinearOperator):
         n, m = (tokens[name].shape[-2] for name in ("query", "key"))
         eps = torch.finfo(self.dtype).eps
         joined = attention.heads * self._v.shape[-1]
-        lengths = n + m + sum(self._projection.shape) + joined + self.output_shape[-1] + 20
-        if attention.rotary is not None:  # the rounding of angles
-            lengths = lengths + 4 * max(n, m) * attention.rotary.abs().max()
-        g = eps * lengths + error
+        g = eps * (n + m + sum(self._projection.shape) + joined + self.output_shape[-1] + 20) + error
+        turned = 0 if attention.rotary is None else 4 * max(n, m) * attention.rotary.abs().max()
 
-        def size_of(name: str) -> Tensor:  # a bound on one projected token, (…, heads)
+        def off(name: str) -> Tensor:  # how far the parts of one token may be off, (…, heads)
             weight, bias = getattr(attention, name), getattr(attention, f"{name}_bias")
             size = weight.flatten(1).norm(dim=-1) * _longest(tokens[name])[..., None]
             cancels = name == "value" and attention.sinks is None and attention.gate is None
-            return size if bias is None or cancels else size + bias.norm(dim=-1)
+            size = size if bias is None or cancels else size + bias.norm(dim=-1)
+            return (eps / 2 * (weight.shape[-1] + 8 + turned) + error) * size
 
-        q, k, v = (size_of(name) for name in ("query", "key", "value"))
-        q = abs(attention.scale) * q
-        queries, keys = (_longest(x).reshape(k.shape) for x in (self._q, self._k))
+        off_q, off_k, off_v = abs(attention.scale) * off("query"), off("key"), off("value")
+        q, k, v = (_longest(part).reshape(off_k.shape) for part in (self._q, self._k, self._v))
+        if attention.gate is not None and attention.value_bias is not None:
+            v = v + attention.value_bias.norm(dim=-1)
         added = (getattr(attention, name) for name in ("bias", "log_weights", "sinks"))
         added = sum(_largest_finite(table) for table in added if table is not None)
-        delta = g * (q * keys + k * queries) + 4 * eps * added
+        delta = off_q * k + off_k * q + g * q * k + 4 * eps * added
         rho = torch.expm1((2 * delta + 4 * g).clamp(max=100))  # more than anybody asks for
-        norms = {name: getattr(attention, name).flatten(1).norm(dim=-1) for name in self._widths}
+        norms = {name: _spectral(getattr(attention, name)) for name in self._widths}
         a = abs(attention.scale) * norms.get("query", 0.0)
-        b, c = (math.sqrt(n) * norms.get(name, 0.0) for name in ("key", "value"))
-        unit = 4 * rho + 8 * g
-        heads = unit * (a * k * v + b * q * v + c)
+        b, c = (self._spread * norms.get(name, 0.0) for name in ("key", "value"))
+        size = a * k * v + b * q * v + c
+        heads = (4 * rho + 8 * g) * size
+        heads = heads + 2 * (a * (off_k * v + k * off_v) + b * (off_q * v + q * off_v))
         if attention.gate is not None:
-            gate = g * size_of("gate")  # gates are off by a quarter of this
-            heads = heads + gate * (2 * a * k * v + 2 * b * q * v + c)
-            heads = heads + (unit + gate) * v * norms.get("gate", 0.0)
-        output = 1.0 if attention.output is None else attention.output.norm()
-        return output * heads.norm(dim=-1)
+            gate = off("gate")  # gates are off by a quarter of this
+            heads = heads + 2 * gate * size
+            heads = heads + (rho + 8 * g + gate) * (v + off_v) * norms.get("gate", 0.0)
+        if attention.output is None:
+            return heads.norm(dim=-1)
+        output = attention.output.unflatten(1, (attention.heads, -1)).transpose(0, 1)
+        return (_spectral(output) * (heads + g * size)).sum(-1)
 
     def _weigh(self, store: bool | None) -> None:
         """Work out P once, for its largest entries, and keep it where it is small."""
@@ -167,11 +173,15 @@ class AttentionJacobian(LinearOperator):
         if store is None:
             store = blocks * n * keys * size <= WEIGHTS_BYTES
         tiles = []
-        for heads, rows, _, P in self._tiles():
+        columns = self._q.new_zeros(blocks, keys)  # what each key has of all queries
+        for heads, rows, seen, P in self._tiles():
             self._heaviest[heads, rows] = P.argmax(-1, keepdim=True)
+            columns[heads, seen] += P.sum(-2)
             if store:
                 tiles.append(P)
         self._P = tiles if store else None
+        # ‖P‖₂, since its rows sum to at most one; no less than one, for what the heaviest key adds
+        self._spread = columns.amax(-1).sqrt().clamp(min=1).reshape(*self.batch_shape, -1)
 
     def _tiles(self) -> Iterator[tuple[slice, slice, slice, Tensor]]:
         """Yield (heads, rows, seen, P[heads, rows, seen]) for one tile after the other."""
@@ -263,6 +273,13 @@ class AttentionJacobian(LinearOperator):
     def _split(self, tokens: Tensor) -> Tensor:
         """Reshape (…, n, heads·p) to (batch·heads, n, p)."""
         return tokens.unflatten(-1, (self.attention.heads, -1)).transpose(-3, -2).flatten(0, -3)
+
+
+def _spectral(weights: Tensor) -> Tensor:
+    """Return spectral norms (heads,) of matrices whose smaller side is short."""
+    rows, columns = weights.shape[-2:]
+    gram = weights @ weights.mT if rows < columns else weights.mT @ weights
+    return torch.linalg.eigvalsh(gram)[..., -1].clamp(min=0).sqrt()
 
 
 def _longest(tokens: Tensor) -> Tensor:

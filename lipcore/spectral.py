@@ -254,7 +254,7 @@ def spectral_norm(
         square = betaincinv(0.5, (columns - 1) / 2, failure) if columns > 1 else 1.0
         overlap = math.sqrt(square)
     v_1 = _random_start(J, generator)
-    with torch.inference_mode(J.allows_inference_mode), _without_autocast(J.device):
+    with torch.inference_mode(J.allows_inference_mode), without_autocast(J.device):
         parts = run(_FlatOperator(J), v_1, tol, limit, overlap)  # inference mode: calls cost less
     result = SpectralNorm(probability=probability, **{k: x.clone() for k, x in parts.items()})
     if probability is not None:  # a bracket is then as narrow as convergence promises
@@ -271,7 +271,7 @@ def spectral_norm(
     return result if upper_bound is None else _with_bound(result, upper_bound)
 
 
-def _without_autocast(device: torch.device) -> contextlib.AbstractContextManager:
+def without_autocast(device: torch.device) -> contextlib.AbstractContextManager:
     """Lift torch.autocast, under which the products of an operator are not what they are."""
     return torch.autocast(device.type, enabled=False)
 

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 import lipcore
 from lipcore._checks import check_count, check_number, require
-from lipcore.lipschitz import UNCHECKED, check_norm, local_lipschitz
+from lipcore.lipschitz import check_norm, local_lipschitz
 from lipcore.models.capture import Call, captured, module_of, record, whole
 from lipcore.models.modules import read
 from lipcore.models.structure import attention_modules, blocks, remarks
@@ -188,7 +188,7 @@ def _rows(name: str, call: Call, scope: str, options: dict) -> list[dict]:
             with suppress(ValueError):  # of an Attention the Jacobian is faster
                 layer = read(fn)
         r = local_lipschitz(layer or fn, fn.X, **options)
-        notes += [fn.remark, "" if r.checked else UNCHECKED]
+        notes += [fn.remark, r.remark]
     except (ValueError, TypeError, NotImplementedError) as error:
         return [row | {"note": f"not measured: {' '.join(str(error).split())}"}]
     row |= {"probability": r.probability, "note": "; ".join(filter(None, notes))}
