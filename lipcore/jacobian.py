@@ -129,7 +129,10 @@ class AttentionJacobian(LinearOperator):
         n, m = (tokens[name].shape[-2] for name in ("query", "key"))
         eps = torch.finfo(self.dtype).eps
         joined = attention.heads * self._v.shape[-1]
-        g = eps * (n + m + sum(self._projection.shape) + joined + self.output_shape[-1] + 20) + error
+        g = (
+            eps * (n + m + sum(self._projection.shape) + joined + self.output_shape[-1] + 20)
+            + error
+        )
         turned = 0 if attention.rotary is None else 4 * max(n, m) * attention.rotary.abs().max()
 
         def off(name: str) -> Tensor:  # how far the parts of one token may be off, (…, heads)
