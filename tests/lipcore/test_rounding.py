@@ -1,11 +1,14 @@
-"""Brackets against sixty digits: differences of attention as it is defined, and their largest singular value."""
+"""Brackets against sixty digits, and what has none: σ is that of differences of the definition."""
+
+import math
 
 import mpmath
 import numpy as np
 import pytest
 import torch
 
-from lipcore import Attention, local_lipschitz
+from lipcore import Attention, AttentionJacobian, local_lipschitz, spectral_norm
+from lipcore.operators import FunctionOperator
 from seeded import drawn
 
 DIGITS = 60
@@ -109,3 +112,85 @@ def test_no_bracket_excludes_the_truth(kind, dtype, far):
             lower, upper = (mpmath.mpf(float(end)) for end in (found.lower, found.upper))
             assert lower <= truth <= upper, float(max(lower / truth, truth / upper) - 1)
             assert found.value.dtype == torch.float64 and found.probability == 0.999
+
+
+def test_the_bound_is_one_of_products(case_in_three_terms):
+    """What float32 does to J and to its transpose, at tokens where it costs most digits, too."""
+    f, X = case_in_three_terms.attention.to(torch.float32), case_in_three_terms.X.float()
+    for factor in (1, 100):
+        single = AttentionJacobian(f, factor * X)
+        double = single.in_float64()
+        for one, other in ((single, double), (single.T, double.T)):
+            wrong = torch.linalg.matrix_norm(one.dense().double() - other.dense(), 2)
+            assert bool((wrong <= single.rounding).all())
+
+
+def test_brackets_are_hardly_wider(randn):
+    """A layer of the size of MiniLM's, with tokens as LayerNorm leaves them."""
+    heads, k, d, n = 12, 32, 384, 64
+    weights = {name: randn(heads, k, d) / d**0.5 for name in ("query", "key", "value")}
+    f, X = Attention(**weights, output=randn(d, d) / d**0.5), randn(n, d)
+    found = local_lipschitz(f.to(torch.float32), X.float(), tol=1e-12)
+    assert 0 < found.value - found.lower < 1e-7 * found.value
+    assert found.upper - found.lower < 1e-5 * found.value
+
+
+# --- what is not certified, and says so ----------------------------------------------------------
+
+
+def test_float32_without_a_twin(randn, monkeypatch):
+    """Products, functions and long layers that are known in float32 alone have no bracket."""
+    M, X = randn(5, 5).float(), randn(4, 3).float()
+    f = Attention.from_matrices(randn(3, 3), randn(3, 3)).to(torch.float32)
+    monkeypatch.setattr("lipcore.cross.FLOAT64_ENTRIES", 15)
+    products = FunctionOperator(lambda H: M @ H, lambda G: M.T @ G, M, (), (5,), (5,))
+    for found in (
+        spectral_norm(products),
+        local_lipschitz(lambda Y: Y @ M[:3], X),  # takes no float64
+        local_lipschitz(lambda Y: Y.float().sin(), X),
+        local_lipschitz(f, X),
+        local_lipschitz(f, X, norm="token"),
+    ):
+        assert found.remark == "float32, not certified" and found.remark in str(found)
+        assert found.probability is None and found.lower == 0 and math.isinf(found.upper)
+        assert found.value > 0 and found.value.dtype == torch.float64
+    both = local_lipschitz(lambda Y: Y @ M[:3], X, check=False).remark
+    assert both == "float32, not certified; of autodiff's Jacobian, unchecked"
+
+
+def test_float32_with_a_twin(randn):
+    """Matrices, modules and functions of tokens alone; the module stays as it is."""
+    M, X = randn(5, 5).float(), randn(1, 5).float()
+    linear = torch.nn.Linear(5, 5, bias=False).eval()
+    truth = float(torch.linalg.matrix_norm(linear.weight.double(), 2))
+    for found, sigma in (
+        (spectral_norm(M), float(torch.linalg.matrix_norm(M.double(), 2))),
+        (local_lipschitz(linear, X), truth),
+        (local_lipschitz(linear, X, differentiable=True), truth),
+        (local_lipschitz(lambda Y: 2 * Y, X), 2.0),
+    ):
+        assert found.lower * (1 + 1e-14) <= sigma <= found.upper and found.probability == 0.999
+        assert found.remark == "" and found.left.dtype == found.right.dtype == torch.float32
+    assert linear.weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_autocast_outside_changes_nothing(randn, dtype):
+    f = Attention.from_matrices(randn(3, 3), randn(3, 3)).to(dtype)
+    X, M = randn(4, 3).to(dtype), randn(4, 4).to(dtype)
+    mapped = torch.nn.Linear(3, 3).to(dtype).eval()
+    calls = (
+        lambda: local_lipschitz(f, X),
+        lambda: local_lipschitz(mapped, X),
+        lambda: spectral_norm(M),
+    )
+    for call in calls:
+        expected = call()
+        with torch.autocast("cpu", torch.bfloat16):
+            found = call()
+        assert torch.equal(found.value, expected.value) and found.remark == expected.remark
+
+
+def test_unknown_options_are_those_of_the_function_called():
+    with pytest.raises(TypeError, match=r"^local_lipschitz: .*tol.*got foo$"):
+        local_lipschitz(torch.sin, torch.ones(2, 2), foo=1)
