@@ -167,14 +167,14 @@ def in_float64(fn: Callable, X: Tensor) -> tuple[Callable, Tensor] | None:
             double = copy.deepcopy(fn).double()
         else:
             double = fn.double() if hasattr(fn, "call") else fn
-        with guard.isolated(X.device), torch.no_grad():
+        with guard.unchanged(X.device), torch.no_grad():
             value, exact = fn(X.clone()), double(X.double())
-    except Exception:  # it cannot be copied, or takes no other dtype
+        if exact.dtype != torch.float64 or exact.shape != value.shape:
+            return None
+        rounding = 1e-4 * value.abs().amax()  # half of the digits: autocast leaves float64 alone
+        return (double, X.double()) if bool((exact - value).abs().amax() <= rounding) else None
+    except Exception:  # it cannot be copied, takes no other dtype, or is refused by itself
         return None
-    if not isinstance(exact, Tensor) or exact.dtype != torch.float64 or exact.shape != value.shape:
-        return None
-    rounding = 1e-4 * value.abs().amax()  # half of the digits: autocast leaves float64 alone
-    return (double, X.double()) if bool((exact - value).abs().amax() <= rounding) else None
 
 
 def batch_first(fn: Callable, X: Tensor, layout: str) -> tuple[Tensor, Callable]:

@@ -186,12 +186,12 @@ def local_lipschitz(
     fits = not is_layer or given == (2, "NLE")
     require(fits, "event_dims, layout", "(2, 'NLE') for attention", given)
     Y, fn = (f.check_input(X), f) if is_layer else batch_first(f, X, layout)
-    options["generator"] = _unrelated(options.get("generator"), Y, event_dims)
     with without_autocast(X.device):
         if is_layer:
             J, back = _in_own_dimensions(f, X)
         else:
             J, back = _by_autodiff(f, X, event_dims=event_dims, layout=layout, check=check), None
+        options["generator"] = _unrelated(options.get("generator"), Y, event_dims)
         found = (_sharp if differentiable else _of_outputs)(J, check_norm(norm), tokens, **options)
         vectors = {name: getattr(found, name) for name in ("left", "right")}
         if back is not None:
