@@ -68,27 +68,39 @@ class AutogradJacobian(LinearOperator):
         require(callable(fn), "fn", "a callable", type(fn).__name__, TypeError)
         if check:
             guard.refuse_training(fn)
+        given = fn, X
         X, self.fn = batch_first(fn, X, layout)
         batch = X.ndim - check_count("event_dims", event_dims)
         require(batch >= 0, "event_dims", f"at most the {X.ndim} dimensions of X", event_dims)
         self.checked = check
         self._once = False  # whether some operation can be differentiated once only
         self._transposed = None
-        with (guard.unchanged if check else guard.isolated)(X.device), _in_one_line(_failure):
-            self.X = X.detach().clone(memory_format=torch.contiguous_format)
-            self._input = self.X.clone().requires_grad_()
-            self._output = self._called(self._input)
-        value = self._output
+        self.noise = torch.finfo(X.dtype).eps  #: relative rounding of the outputs, as measured
+        with guard.unchanged(fn, X.device) if check else guard.isolated(X.device) as state:
+            self._run(X, batch)
+            if check:
+                state.refuse_changes(values=True)
+                double = in_float64(*given) if X.dtype == torch.float32 else None
+                options = {"event_dims": event_dims, "layout": layout, "check": False}
+                exact = AutogradJacobian(*double, **options) if double else None
+                self.noise = guard.check_derivative(self, batch, state, exact)
+
+    def _run(self, X: Tensor, batch: int) -> None:
+        """Evaluate the map at X, with the graph of its derivative."""
+        self.X = X.detach().clone(memory_format=torch.contiguous_format)
+        self._input = self.X.clone().requires_grad_()
+        self.seen = guard.Seen()
+        with _in_one_line(_failure), self.seen:
+            value = self._output = self._called(self._input)
         got = f"{type(value).__name__}: wrap it, for example lambda X: module(X)[0]"
         require(isinstance(value, Tensor), "fn", "a map that returns a tensor", got, TypeError)
         check_same_kind("fn(X)", check_real_tensor("fn(X)", value), self.X, "X")
-        members = tuple(X.shape[:batch])
-        got = f"shape {tuple(value.shape)}: if that is no batch, pass event_dims={event_dims + 1}"
+        members, cure = tuple(X.shape[:batch]), f"pass event_dims={X.ndim - batch + 1}"
+        got = f"shape {tuple(value.shape)}: if that is no batch, {cure}"
         require(value.shape[:batch] == members, "fn", f"outputs with the batch {members}", got)
+        self.inference = value.is_inference()
         self.value = value.detach()
         self._describe(X, X.shape[:batch], X.shape[batch:], self.value.shape[batch:])
-        if check:
-            guard.check_derivative(self, batch)
 
     def evaluate(self, X: Tensor) -> Tensor:
         """Return the value of the map at X, without a derivative."""
@@ -125,6 +137,14 @@ class AutogradJacobian(LinearOperator):
                 with contextlib.suppress(RuntimeError):  # reported below, or by matvec
                     return self._transpose(G.requires_grad_())[1].detach()
             return self._pulled(G.detach())
+
+    def matvec_forward(self, H: Tensor) -> Tensor:
+        """Return J[H] by forward mode, now and from now on, or NaN where it fails."""
+        self._once = True
+        try:
+            return self.matvec(H)
+        except NotImplementedError:
+            return torch.full_like(self.value, torch.nan)
 
     def _pushed_forward(self, H: Tensor) -> Tensor:
         with torch.no_grad():
