@@ -75,15 +75,24 @@ class AutogradJacobian(LinearOperator):
         self.checked = check
         self._once = False  # whether some operation can be differentiated once only
         self._transposed = None
-        self.noise = torch.finfo(X.dtype).eps  #: relative rounding of the outputs, as measured
         with guard.unchanged(fn, X.device) if check else guard.isolated(X.device) as state:
             self._run(X, batch)
+            self.noise = self.seen.eps  # relative rounding of the outputs, as far as it is seen
             if check:
                 state.refuse_changes(values=True)
-                double = in_float64(*given) if X.dtype == torch.float32 else None
-                options = {"event_dims": event_dims, "layout": layout, "check": False}
-                exact = AutogradJacobian(*double, **options) if double else None
-                self.noise = guard.check_derivative(self, batch, state, exact)
+            double = in_float64(*given) if X.dtype == torch.float32 else None
+            options = {"event_dims": event_dims, "layout": layout, "check": False}
+            exact = AutogradJacobian(*double, **options) if double else None
+            if check:
+                found = guard.check_derivative(self, batch, state, exact)
+                self.noise = max(self.noise if exact is None else exact.noise, found)
+                if exact is not None:
+                    exact.checked, exact.noise = True, self.noise
+        self._exact = exact
+
+    def in_float64(self) -> AutogradJacobian | None:
+        """Return the Jacobian of the same map in float64, or None where that cannot be had."""
+        return self if self.dtype == torch.float64 else self._exact
 
     def _run(self, X: Tensor, batch: int) -> None:
         """Evaluate the map at X, with the graph of its derivative."""

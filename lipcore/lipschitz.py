@@ -16,7 +16,6 @@ import inspect
 import operator
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,11 +25,11 @@ from lipcore import guard
 from lipcore._checks import check_number, require
 from lipcore._heads import head_outputs
 from lipcore.attention import Attention
-from lipcore.autodiff import AutogradJacobian, batch_first, in_float64
+from lipcore.autodiff import AutogradJacobian, batch_first
 from lipcore.cross import AttentionMap
 from lipcore.jacobian import AttentionJacobian
 from lipcore.operators import FunctionOperator, LinearOperator
-from lipcore.spectral import SpectralNorm, spectral_norm, without_autocast
+from lipcore.spectral import INTERRUPTED, SpectralNorm, spectral_norm, without_autocast
 
 #: How the move of the outputs is measured.
 NORMS = ("frobenius", "token")
@@ -190,7 +189,8 @@ def local_lipschitz(
         if is_layer:
             J, back = _in_own_dimensions(f, X)
         else:
-            J, back = _by_autodiff(f, X, event_dims=event_dims, layout=layout, check=check), None
+            J = AutogradJacobian(f, X, event_dims=event_dims, layout=layout, check=check)
+            J, back = J.in_float64() or J, None
         options["generator"] = _unrelated(options.get("generator"), Y, event_dims)
         found = (_sharp if differentiable else _of_outputs)(J, check_norm(norm), tokens, **options)
         vectors = {name: getattr(found, name) for name in ("left", "right")}
@@ -202,16 +202,6 @@ def local_lipschitz(
     if not getattr(J, "checked", True):
         found = replace(found, remark="; ".join(filter(None, [found.remark, UNCHECKED])))
     return LocalLipschitz(**vars(found), **({"layer": f, "tokens": X.detach()} if is_layer else {}))
-
-
-def _by_autodiff(fn: Callable, X: Tensor, **options) -> AutogradJacobian:
-    """Return the Jacobian, of the same map in float64 where that can be had."""
-    if X.dtype == torch.float32 and (twin := in_float64(fn, X)) is not None:
-        with suppress(
-            ValueError, TypeError, RuntimeError, NotImplementedError
-        ):  # such as NaN there
-            return AutogradJacobian(*twin, **options)
-    return AutogradJacobian(fn, X, **options)
 
 
 @torch.no_grad()
@@ -298,7 +288,7 @@ def select_outputs(J: LinearOperator, tokens: int | slice | None) -> LinearOpera
 
     shapes = J.batch_shape, J.output_shape, J.output_shape
     chosen = FunctionOperator(selected, selected, J, *shapes) @ J
-    chosen.rounding = J.rounding
+    chosen.rounding, chosen.noise = J.rounding, J.noise
     return chosen
 
 
@@ -313,10 +303,17 @@ def _of_outputs(J, norm, tokens, probability=0.999, **options) -> SpectralNorm:
         limits = {"minimum": 0, "strict": True, "maximum": 1 - 1e-12 * len(places)}
         each = 1 - (1 - check_number("probability", probability, **limits)) / len(places)
     options["probability"] = each
-    rows = (spectral_norm(select_outputs(J, place), **options) for place in places)
+    rows = (_whole(spectral_norm(select_outputs(J, place), **options)) for place in places)
     largest = functools.reduce(_larger, rows)
     certified = largest.probability == each
     return replace(largest, probability=probability) if certified else largest
+
+
+def _whole(found: SpectralNorm) -> SpectralNorm:
+    """Return a result that others shall be compared with, or go on with Ctrl-C."""
+    if INTERRUPTED in found.remark:
+        raise KeyboardInterrupt
+    return found
 
 
 def _larger(a: SpectralNorm, b: SpectralNorm) -> SpectralNorm:
