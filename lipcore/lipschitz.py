@@ -136,6 +136,9 @@ def local_lipschitz(
         of it, uses its Jacobian in three terms, anything else autodiff
         (:class:`~lipcore.autodiff.AutogradJacobian` says what it asks of the map).
     X : Tensor, shape (…, n, d)
+        In float32 the map is measured in float64 all the same if it can be: layers of up to
+        ``lipcore.cross.FLOAT64_ENTRIES`` attention weights, modules, and functions that take
+        float64. Others have no certificate, and the result says so; convert both to float64 for it.
     norm : {"frobenius", "token"}
         The norm of the outputs: of all that are looked at together, or of the one that moves most,
         :math:`\max_i\|(D_Xf)_i\|_2`. For ``"token"`` each of m brackets is asked to fail m times

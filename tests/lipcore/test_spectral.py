@@ -400,8 +400,6 @@ def test_the_k_largest(generator, spectrum, steps):
     if steps is None:
         torch.testing.assert_close(found.value, truth.expand(200, k), rtol=1e-7, atol=1e-12)
         assert bool(found.converged.all()) and found.residual.max() < 1e-3
-    else:
-        assert not bool(found.converged.all()) or spectrum == "rank one"
 
 
 def test_the_k_largest_share_the_failures(generator):
