@@ -19,11 +19,12 @@ from tqdm import tqdm
 
 import lipcore
 from lipcore._checks import check_count, check_number, require
-from lipcore.lipschitz import UNCHECKED, check_norm, local_lipschitz
+from lipcore.lipschitz import check_norm, local_lipschitz
 from lipcore.models.capture import Call, Captured, captured, module_of, record
 from lipcore.models.modules import read
 from lipcore.models.structure import attention_modules, blocks, remarks
 from lipcore.models.whole import whole
+from lipcore.spectral import INTERRUPTED
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -229,12 +230,13 @@ def _refused(error: Exception) -> dict:
 def _numbers(f: Callable, X: Tensor, note: str, options: dict) -> list[dict]:
     """Return the numbers of each sequence."""
     found = local_lipschitz(f, X, **options)
+    if INTERRUPTED in found.remark:
+        raise KeyboardInterrupt
     names = {"sigma": "value", "lower": "lower", "upper": "upper", "converged": "converged"}
     numbers = []
     for r in found if found.value.ndim else [found]:
-        remark = getattr(r, "remark", "" if r.checked else UNCHECKED)
         one = {column: getattr(r, name).item() for column, name in names.items()}
-        said = "; ".join(filter(None, [note, remark]))
+        said = "; ".join(filter(None, [note, r.remark]))
         numbers.append(one | {"probability": r.probability, "note": said})
     return numbers
 
