@@ -290,8 +290,8 @@ def captured(call: Call, wrt: str | None = None) -> Captured:
     tensors = call.tensors
     require(tensors, "name", f"floats that enter {call.name!r}", "none", TypeError)
     require(call.output is not None, "name", f"floats out of {call.name!r}", call.label, TypeError)
-    cure = "run the model without it, or measure a copy in .float()"
-    got = f"torch.autocast({call.autocast}) around {call.name!r}, which alone runs without: {cure}"
+    cure = "take torch.autocast out of the model's code"
+    got = f"{call.autocast} around {call.name!r}: {cure}"
     require(not call.autocast, "model", "one precision", got)
     names = ", ".join(map(repr, (*tensors, "all")))
     require(wrt in (None, "all", *tensors), "wrt", f"{names} of {call.name!r}", repr(wrt))
@@ -351,6 +351,9 @@ def record(model: nn.Module, names: Iterable[str], *args, **inputs) -> list[Call
             near = difflib.get_close_matches(name, modules, n=1, cutoff=0.3)
             near = f"; did you mean {near[0]!r}?" if near else ""
             raise ValueError(f"name: expected a submodule of the model, got {name!r}{near}")
+    kinds = {"cpu", *(x.device.type for x in model.parameters())}
+    is_plain = not any(map(torch.is_autocast_enabled, kinds))
+    require(is_plain, "model", "one precision", "torch.autocast around the call: call it outside")
     is_still = not any(module.training for module in modules.values())
     require(is_still, "model", "one in evaluation mode", "one in training: call .eval() first")
     calls: list[Call] = []
@@ -383,10 +386,10 @@ def record(model: nn.Module, names: Iterable[str], *args, **inputs) -> list[Call
 
 
 def _autocast(call: Call) -> str:
-    """Return the precision of torch.autocast around a run, or nothing."""
+    """Return the lower precision of torch.autocast around a run, or nothing."""
     kinds = {x.device.type for x in call.tensors.values()}
     kinds = [kind for kind in kinds if torch.is_autocast_enabled(kind)]
-    return ", ".join(f"{kind!r}, {torch.get_autocast_dtype(kind)}" for kind in kinds)
+    return ", ".join(str(torch.get_autocast_dtype(kind)) for kind in kinds)
 
 
 def _learned(model: nn.Module, call: Call) -> str:

@@ -288,8 +288,11 @@ def test_autocast_around_a_module():
         with torch.autocast("cpu", torch.bfloat16):
             return self.attn(x, x, x)[0]
 
-    with pytest.warns(UserWarning, match=r"autocast\('cpu', torch.bfloat16\)"):
-        measure(model(forward).float(), X.float())
+    single = model(forward).float()
+    with pytest.warns(UserWarning, match="take torch.autocast out of the model's code"):
+        measure(single, X.float())
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match="outside"):
+        measure(single, X.float())
 
 
 def test_a_graph_of_torch_export():
@@ -408,5 +411,5 @@ def test_a_saved_table_says_what_made_it(ending, tmp_path):
     assert (made["dtype"], made["device"], made["seed"]) == ("float64", "cpu", 7)
     assert made["inputs"] == {"args[0]": [2, 5, D]}
     assert read["sigma"].tolist() == pytest.approx(table["sigma"].tolist(), rel=1e-14)
-    with pytest.raises(ValueError, match="^path: "):
+    with pytest.raises(ValueError, match=r"^path: "):
         save(table, "table.xlsx")
