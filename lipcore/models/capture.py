@@ -230,8 +230,9 @@ class Captured:
         """What is unusual about how the tokens come in, or what comes out."""
         remarks = [self.call.remark] if self.call.remark else []
         if place := self.call.sees_nothing:
-            row = f"row {place[-1]} of sequence {place[0]}"
-            remarks += [f"{row} sees no key: there the mean of all values comes out"]
+            is_finite = bool(torch.isfinite(self.call.output).all())
+            what = "the mean of all values comes out" if is_finite else "NaN may come out"
+            remarks += [f"row {place[-1]} of sequence {place[0]} sees no key: there {what}"]
         if self.layout == "one input" and self._raw.ndim > 2:
             remarks += [f"{tuple(self._raw.shape)} is one input: no dimension of it is a batch"]
         return "; ".join(remarks)
@@ -592,9 +593,11 @@ def _is_independent(fn: Captured, raw: Tensor, dim: int, parity: int) -> bool:
     changed.index_add_(dim, members[parity::2], shift.index_select(dim, members[parity::2]))
     others = members[1 - parity :: 2]
     before, after = (fn.run(x) for x in (raw.clone(), changed))
+    is_told = torch.isfinite(before).index_select(dim, members[parity::2]).any()
     before, after = before.nan_to_num(), after.nan_to_num()
     rounding = 64 * torch.finfo(raw.dtype).eps * before.abs().amax()
     moves = (after - before).abs()
     own = moves.index_select(dim, members[parity::2]).amax()
     # beside a bias so large that rounding hides even their own moves, nothing can be told
-    return bool((moves.index_select(dim, others) <= rounding).all() and rounding <= 1e-2 * own)
+    is_seen = rounding <= 1e-2 * own or not is_told
+    return bool((moves.index_select(dim, others) <= rounding).all() and is_seen)
