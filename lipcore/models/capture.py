@@ -410,7 +410,7 @@ def _learned(model: nn.Module, call: Call) -> str:
     """Return the name of the parameter that entered first, alone or once for each sequence."""
     X = next(iter(call.tensors.values()), None)
     for name, parameter in model.named_parameters():
-        is_one = parameter.ndim > 1 and parameter.shape[:-2].numel() == 1
+        is_one = parameter.ndim > 1 and parameter.shape[:-2].numel() == 1 and not parameter.is_meta
         if is_one and X is not None and X.shape[-2:] == parameter.shape[-2:]:
             if bool((X == parameter).all()):
                 return name

@@ -138,6 +138,7 @@ WHOLE = {
     "skip": (skip, True),
     "skip, of an input": (skip, False),
     "skip of a copy": (skip_of_a_copy, True),
+    "skip of a copy, of an input": (skip_of_a_copy, False),
     "first tokens again": (first_tokens_again, True),
 }
 
