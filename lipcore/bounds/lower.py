@@ -317,7 +317,8 @@ def _own(A: Tensor, V: Tensor, n: float | None, log_square: float) -> _Construct
     own = 0.0 if n is None else 1 / n
     more = n is not None and n % 2 == 0  # on one side is one more
     shares = w.new_tensor([own, (1 - own + more * own) / 2, (1 - own - more * own) / 2])
-    pull = (1 - own - more * own**2) * logs.exp(_within_range(A, log_square) + math.log(norm_a.item()))
+    theta = 1 - own - more * own**2
+    pull = theta * logs.exp(_within_range(A, log_square) + math.log(norm_a.item()))
     row = torch.outer(unit_v @ w, pull * (w @ unit_a)) + own * unit_v
     reached = logs.log(norm_v.item()) + logs.log(torch.linalg.matrix_norm(row, 2).item())
     return torch.stack([0 * w, w, -w]), reached, shares
