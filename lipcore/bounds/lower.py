@@ -153,6 +153,10 @@ def best_lower(
     for measures (:prf:ref:`thm-every-rate`) and for every number of tokens
     (:prf:ref:`thm-every-finite`), whatever A, V, R and d are.
 
+    A larger ball holds the inputs of a smaller one, and kn tokens may be k copies of each of n, so
+    that the constant itself falls neither with R nor from n to kn. What is found for places and
+    copies of a grid may fall by a few per cent.
+
     Parameters
     ----------
     A, V : Tensor, shapes (d, d) and (p, d)
