@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+import scipy.sparse.linalg
 import torch
 from torch import Tensor
 
@@ -24,9 +25,16 @@ class LinearOperator:
         The dtype and device of inputs and outputs.
     allows_inference_mode : bool
         Whether products may run in PyTorch's inference mode, where calls cost less.
+    rounding : Tensor or None
+        For each member, a bound on the error of a product with a unit vector, to first order in the
+        dtype's ε. None where no bound is known.
+    noise : float
+        What is known of rounding instead: its share of a product, as far as it was measured.
     """
 
     allows_inference_mode = False
+    rounding = None
+    noise = 0.0
 
     def _describe(self, like, batch_shape, input_shape, output_shape) -> None:
         """Set the shapes; dtype and device are those of the tensor or operator ``like``."""
@@ -43,6 +51,10 @@ class LinearOperator:
     def rmatvec(self, G: Tensor) -> Tensor:
         """Return Jᵀ[G], (…, output_shape) → (…, input_shape), and leave G as it is."""
         raise NotImplementedError
+
+    def in_float64(self) -> LinearOperator | None:
+        """Return this operator with products in float64, or None if it has none."""
+        return self if self.dtype == torch.float64 else None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -75,6 +87,32 @@ class LinearOperator:
         images = [self.matvec(e.reshape(self.input_shape).expand(shape)) for e in basis]
         return torch.stack([image.reshape(*self.batch_shape, rows) for image in images], dim=-1)
 
+    def to_scipy(self) -> scipy.sparse.linalg.LinearOperator:
+        """Return the operator for SciPy, on flat NumPy arrays; the batch has one member.
+
+        Examples
+        --------
+        >>> from scipy.sparse.linalg import svds
+        >>> J = MatrixOperator(torch.diag(torch.tensor([3.0, 2.0, 1.0])))
+        >>> svds(J.to_scipy(), k=2, return_singular_vectors=False, random_state=0).round(3).tolist()
+        [2.0, 3.0]
+        """
+        members = math.prod(self.batch_shape)
+        require(members == 1, "to_scipy", "a batch of one", f"{members} members")
+
+        def product(multiply, shape):
+            def multiplied(x):
+                tokens = torch.as_tensor(x, dtype=self.dtype, device=self.device)
+                image = multiply(tokens.reshape(*self.batch_shape, *shape))
+                return image.detach().flatten().cpu().numpy()
+
+            return multiplied
+
+        forth = product(self.matvec, self.input_shape)
+        back = product(self.rmatvec, self.output_shape)
+        kind = str(self.dtype).removeprefix("torch.")
+        return scipy.sparse.linalg.LinearOperator(self.shape, forth, back, dtype=kind)
+
     def _check(self, name: str, tensor: Tensor, event_shape: tuple[int, ...]) -> Tensor:
         # called before every product: what is said of a refusal is put together only then
         if not isinstance(tensor, Tensor):
@@ -105,6 +143,17 @@ class MatrixOperator(LinearOperator):
     def rmatvec(self, G: Tensor) -> Tensor:
         """Return the transposed matrix times G."""
         return (self.matrix.mT @ self._check("G", G, self.output_shape)[..., None])[..., 0]
+
+    def in_float64(self) -> MatrixOperator:
+        """Return the same matrices in float64."""
+        return self if self.dtype == torch.float64 else MatrixOperator(self.matrix.double())
+
+    @property
+    def rounding(self) -> Tensor:
+        """A bound γ‖M‖_F, with entries no larger than the largest, so that nothing overflows."""
+        rows, columns = self.shape
+        unit = max(rows, columns) * torch.finfo(self.dtype).eps
+        return unit * math.sqrt(rows * columns) * self.matrix.detach().abs().amax((-2, -1))
 
 
 class FunctionOperator(LinearOperator):
