@@ -20,6 +20,7 @@ REPAIRS = (
     ('<summary aria-label="Toggle hidden content">', "<summary>"),
 )
 
+
 def published(repository: str) -> str:
     """Return where the pages of a repository are published."""
     owner, name = repository.rstrip("/").split("/")[-2:]

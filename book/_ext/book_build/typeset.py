@@ -15,8 +15,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
 
-FORMULA = re.compile(r'(<(?:span|div) class="math[^>]*>)(\s*<span class="eqno">.*?</span>)?\s*\\([(\[])(.*?)\\[)\]]\s*</', re.DOTALL)
+FORMULA = re.compile(
+    r'(<(?:span|div) class="math[^>]*>)(\s*<span class="eqno">.*?</span>)?\s*\\([(\[])(.*?)\\[)\]]\s*</',
+    re.DOTALL,
+)
 SCRIPTS = re.compile(r"<script>window\.MathJax = .*?</script>|<script[^>]*/mathjax/[^>]*></script>")
 SCALE = 1.2  # the letters of TeX are low beside those of the text
 SHEET = "_static/formulas.css"
@@ -56,9 +60,15 @@ def copy_parts(out: Path, parts: str) -> None:
 
 def typeset(formulas: list[tuple[str, str]], macros: dict, executable: str) -> tuple[list, list]:
     """Return the HTML of formulas, pairs of "(" or "[" and TeX, and the rules of their style."""
-    asked = {"macros": macros, "scale": SCALE, "formulas": [(tex, kind == "[") for kind, tex in formulas]}
+    asked = {
+        "macros": macros,
+        "scale": SCALE,
+        "formulas": [(tex, kind == "[") for kind, tex in formulas],
+    }
     command = [executable, Path(__file__).with_name("typeset.js"), mathjax()]
-    done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, input=json.dumps(asked), capture_output=True, text=True, check=True
+    )
     found = json.loads(done.stdout)
     return found["html"], re.split(r"(?<=\n\})\n+", found["css"])  # a rule may hold a brace
 
@@ -69,8 +79,16 @@ def finish(app: Sphinx) -> None:
     copy_parts(out, FONTS if executable else PARTS)
     if executable is None:
         return
-    pages = {path: path.read_text(encoding="utf8") for path in out.rglob("*.html") if "_static" not in path.parts}
-    wanted = {(kind, html.unescape(tex)) for text in pages.values() for _, _, kind, tex in FORMULA.findall(text)}
+    pages = {
+        path: path.read_text(encoding="utf8")
+        for path in out.rglob("*.html")
+        if "_static" not in path.parts
+    }
+    wanted = {
+        (kind, html.unescape(tex))
+        for text in pages.values()
+        for _, _, kind, tex in FORMULA.findall(text)
+    }
     macros = app.config.mathjax3_config["tex"]["macros"]
     kept = Path(app.doctreedir) / "formulas.json"
     known = json.loads(kept.read_text(encoding="utf8")) if kept.exists() else {}
@@ -80,6 +98,8 @@ def finish(app: Sphinx) -> None:
     if new:
         shown, rules = typeset(new, macros, executable)
         for (kind, tex), formula in zip(new, shown, strict=True):
+            if re.search(r"mjx-merror|color: red", formula):
+                raise ExtensionError(f"MathJax does not understand the formula {tex}")
             label = f'<mjx-container role="img" aria-label="{html.escape(tex, quote=True)}"'
             known["html"][kind + tex] = formula.replace("<mjx-container", label, 1)
         known["rules"] |= dict.fromkeys(rules)
