@@ -59,7 +59,7 @@ def test_a_reference_shows_what_it_refers_to(name, desktop):
         assert shown_faults(hover(page, selector), words) == []
         page.keyboard.press("Escape")
         page.wait_for_selector(PREVIEW, state="detached")
-    assert window.faults == []
+    assert desktop.faults == []
 
 
 def test_a_reference_to_a_figure_shows_the_figure(desktop):

@@ -24,7 +24,7 @@ FORMULA = re.compile(
 SCRIPTS = re.compile(r"<script>window\.MathJax = .*?</script>|<script[^>]*/mathjax/[^>]*></script>")
 SCALE = 1.2  # the letters of TeX are low beside those of the text
 SHEET = "_static/formulas.css"
-# What pages need of MathJax: its fonts; where they typeset themselves, the component and its menu's parts (speech in English).
+# What pages need of MathJax: its fonts; where they typeset themselves, also the component and its menu's parts.
 FONTS = "output/chtml/fonts/woff-v2"
 PARTS = f"tex-chtml-full.js {FONTS} a11y sre/mathmaps/base.json sre/mathmaps/en.json sre/mathmaps/nemeth.json"
 
