@@ -7,6 +7,7 @@ import difflib
 import functools
 import inspect
 import random
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -351,7 +352,7 @@ def record(model: nn.Module, names: Iterable[str], *args, **inputs) -> list[Call
             near = difflib.get_close_matches(name, modules, n=1, cutoff=0.3)
             near = f"; did you mean {near[0]!r}?" if near else ""
             raise ValueError(f"name: expected a submodule of the model, got {name!r}{near}")
-    kinds = {"cpu", *(x.device.type for x in model.parameters())}
+    kinds = {"cpu", *(x.device.type for x in model.parameters() if not x.is_meta)}
     is_plain = not any(map(torch.is_autocast_enabled, kinds))
     require(is_plain, "model", "one precision", "torch.autocast around the call: call it outside")
     is_still = not any(module.training for module in modules.values())
@@ -423,11 +424,16 @@ def without_cache(model: nn.Module, inputs: dict) -> dict:
 
 @contextmanager
 def slow_path() -> Iterator[None]:
-    """Run PyTorch's own layers through their submodules, not in one kernel that skips the hooks."""
+    """Run PyTorch's own layers through their submodules, not in one kernel that skips the hooks.
+
+    What torch.compile has wrapped runs uncompiled, else each copy would be compiled.
+    """
     fast = mha.get_fastpath_enabled()
     mha.set_fastpath_enabled(False)
     try:
-        yield
+        is_loaded = "torch._dynamo" in sys.modules
+        with torch.compiler.set_stance("force_eager") if is_loaded else nullcontext():
+            yield
     finally:
         mha.set_fastpath_enabled(fast)
 
