@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 import lipcore
 from lipcore._checks import check_count, check_number, require
-from lipcore.lipschitz import UNCHECKED, check_norm, local_lipschitz
+from lipcore.lipschitz import check_norm, local_lipschitz
 from lipcore.models.capture import Call, Captured, captured, module_of, record
 from lipcore.models.modules import read
 from lipcore.models.structure import attention_modules, blocks, remarks
@@ -232,9 +232,8 @@ def _numbers(f: Callable, X: Tensor, note: str, options: dict) -> list[dict]:
     names = {"sigma": "value", "lower": "lower", "upper": "upper", "converged": "converged"}
     numbers = []
     for r in found if found.value.ndim else [found]:
-        remark = getattr(r, "remark", "" if r.checked else UNCHECKED)
         one = {column: getattr(r, name).item() for column, name in names.items()}
-        said = "; ".join(filter(None, [note, remark]))
+        said = "; ".join(filter(None, [note, r.remark]))
         numbers.append(one | {"probability": r.probability, "note": said})
     return numbers
 
