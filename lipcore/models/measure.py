@@ -24,6 +24,7 @@ from lipcore.models.capture import Call, Captured, captured, module_of, record
 from lipcore.models.modules import read
 from lipcore.models.structure import attention_modules, blocks, remarks
 from lipcore.models.whole import whole
+from lipcore.spectral import INTERRUPTED
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -229,6 +230,8 @@ def _refused(error: Exception) -> dict:
 def _numbers(f: Callable, X: Tensor, note: str, options: dict) -> list[dict]:
     """Return the numbers of each sequence."""
     found = local_lipschitz(f, X, **options)
+    if INTERRUPTED in found.remark:
+        raise KeyboardInterrupt
     names = {"sigma": "value", "lower": "lower", "upper": "upper", "converged": "converged"}
     numbers = []
     for r in found if found.value.ndim else [found]:
