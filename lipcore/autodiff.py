@@ -196,8 +196,9 @@ def in_float64(fn: Callable, X: Tensor) -> tuple[Callable, Tensor] | None:
             double = copy.deepcopy(fn).double()
         else:
             double = fn.double() if hasattr(fn, "call") else fn
-        with guard.unchanged(X.device), torch.no_grad():
+        with guard.unchanged(fn, X.device) as state, torch.no_grad():
             value, exact = fn(X.clone()), double(X.double())
+            state.refuse_changes(values=True)
         if exact.dtype != torch.float64 or exact.shape != value.shape:
             return None
         rounding = 1e-4 * value.abs().amax()  # half of the digits: autocast leaves float64 alone
