@@ -7,12 +7,13 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.backends import mha
+from torch.overrides import TorchFunctionMode
 
 from lipcore._checks import require
 from lipcore.guard import draw_normal
@@ -24,6 +25,8 @@ RUNNING = threading.Lock()  # hooks live on the model: two threads must not run 
 REPLAY_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
 #: The same for the output in float64, of which a lower precision may have lost digits.
 LARGEST_LOSS = 0.1
+#: Scores below it are hidden: no score counts beside it, in any precision.
+_UNSEEN = -1e30
 
 
 def capture(model: nn.Module, name: str, *args, **inputs) -> tuple[Captured, Tensor]:
@@ -86,8 +89,9 @@ class Call:
 
     ``forward`` is the submodule itself, or what is called in its place. A parameter of the model
     that entered first is ``learned``. Of a whole model, the first input is what ``enters`` its
-    block, and ``held`` says what else is fixed. With ``has_state``, a run changes the module.
-    ``label`` is the place of the output.
+    block, and ``held`` says what else is fixed. With ``has_state``, a run changes the module;
+    ``sees_nothing`` is the place of a row of scores that sees no key, if there is one
+    (:class:`Unseen`). ``label`` is the place of the output.
     """
 
     name: str
@@ -102,6 +106,7 @@ class Call:
     enters: str = ""
     held: str = ""
     has_state: bool = False
+    sees_nothing: tuple[int, ...] = ()
     autocast: str = ""
 
     @property
@@ -125,7 +130,8 @@ class Call:
         args, kwargs = copied((self.args, self.kwargs))  # a run may change masks and caches
         args, kwargs = with_changes(self.forward, args, kwargs, changed)
         forward = copy_of(self.forward, self.module) if self.has_state else self.forward
-        output = forward(*args, **kwargs)
+        with Unseen() if self.sees_nothing else nullcontext():
+            output = forward(*args, **kwargs)
         return next(x for label, x in tensors_of(output) if label == self.label)
 
     def double(self) -> Call:
@@ -224,6 +230,9 @@ class Captured:
     def remark(self) -> str:
         """What is unusual about how the tokens come in, or what comes out."""
         remarks = [self.call.remark] if self.call.remark else []
+        if place := self.call.sees_nothing:
+            row = f"row {place[-1]} of sequence {place[0]}"
+            remarks += [f"{row} sees no key: there the mean of all values comes out"]
         if self.layout == "one input" and self._raw.ndim > 2:
             remarks += [f"{tuple(self._raw.shape)} is one input: no dimension of it is a batch"]
         return "; ".join(remarks)
@@ -281,8 +290,8 @@ def captured(call: Call, wrt: str | None = None) -> Captured:
     tensors = call.tensors
     require(tensors, "name", f"floats that enter {call.name!r}", "none", TypeError)
     require(call.output is not None, "name", f"floats out of {call.name!r}", call.label, TypeError)
-    cure = "run the model without it, or measure a copy in .float()"
-    got = f"torch.autocast({call.autocast}) around {call.name!r}, which alone runs without: {cure}"
+    cure = "take torch.autocast out of the model's code"
+    got = f"{call.autocast} around {call.name!r}: {cure}"
     require(not call.autocast, "model", "one precision", got)
     names = ", ".join(map(repr, (*tensors, "all")))
     require(wrt in (None, "all", *tensors), "wrt", f"{names} of {call.name!r}", repr(wrt))
@@ -293,8 +302,33 @@ def captured(call: Call, wrt: str | None = None) -> Captured:
         varied = tuple(name for name, tensor in tensors.items() if tensor is raw)
     fn = Captured(call, varied)
     with torch.no_grad(), slow_path():
-        _check_replay(call, fn.run(raw.clone()))
+        with Unseen() as unseen:
+            _check_replay(call, fn.run(raw.clone()))
+        fn = replace(fn, call=replace(call, sees_nothing=unseen.place))
         return replace(fn, layout=_layout(fn, raw))
+
+
+class Unseen(TorchFunctionMode):
+    """Lets rows of scores that see no key have the derivative of what is done with them.
+
+    Where each key of a row is hidden by the same huge negative number, rounding leaves that number
+    alone of all scores: the softmax is uniform and moves with none, which autodiff does not know.
+    """
+
+    place: tuple[int, ...] = ()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if getattr(func, "__name__", "") == "softmax" and isinstance(args[0], Tensor):
+            scores = args[0]
+            most, least = (
+                scores.detach().amax(-1, keepdim=True),
+                scores.detach().amin(-1, keepdim=True),
+            )
+            unseen = (most == least) & (most < _UNSEEN)
+            if bool(unseen.any()):
+                self.place = self.place or tuple(unseen[..., 0].nonzero()[0].tolist())
+                args = torch.where(unseen, scores.detach(), scores), *args[1:]
+        return func(*args, **(kwargs or {}))
 
 
 def module_of(model) -> nn.Module:
@@ -317,6 +351,9 @@ def record(model: nn.Module, names: Iterable[str], *args, **inputs) -> list[Call
             near = difflib.get_close_matches(name, modules, n=1, cutoff=0.3)
             near = f"; did you mean {near[0]!r}?" if near else ""
             raise ValueError(f"name: expected a submodule of the model, got {name!r}{near}")
+    kinds = {"cpu", *(x.device.type for x in model.parameters())}
+    is_plain = not any(map(torch.is_autocast_enabled, kinds))
+    require(is_plain, "model", "one precision", "torch.autocast around the call: call it outside")
     is_still = not any(module.training for module in modules.values())
     require(is_still, "model", "one in evaluation mode", "one in training: call .eval() first")
     calls: list[Call] = []
@@ -349,10 +386,10 @@ def record(model: nn.Module, names: Iterable[str], *args, **inputs) -> list[Call
 
 
 def _autocast(call: Call) -> str:
-    """Return the precision of torch.autocast around a run, or nothing."""
+    """Return the lower precision of torch.autocast around a run, or nothing."""
     kinds = {x.device.type for x in call.tensors.values()}
     kinds = [kind for kind in kinds if torch.is_autocast_enabled(kind)]
-    return ", ".join(f"{kind!r}, {torch.get_autocast_dtype(kind)}" for kind in kinds)
+    return ", ".join(str(torch.get_autocast_dtype(kind)) for kind in kinds)
 
 
 def _learned(model: nn.Module, call: Call) -> str:

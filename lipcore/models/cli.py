@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import sys
 import warnings
@@ -28,7 +27,7 @@ import torch
 
 import lipcore
 from lipcore._checks import require
-from lipcore.models.measure import import_optional, measure, versions
+from lipcore.models.measure import as_json, import_optional, measure
 
 #: What the model reads if no text is given.
 TEXT = """How far can the output of one layer of attention move when its input tokens move a little?
@@ -114,10 +113,7 @@ def _measured(arguments: argparse.Namespace) -> tuple:
         table = measure(model, layers=layers, check=not arguments.unchecked, **options, **inputs)
     for message in dict.fromkeys(str(warning.message) for warning in caught):
         _print(f"lipcore: warning: {message}", sys.stderr)
-    report = {"versions": versions(), "arguments": vars(arguments)}
-    report["inputs"] = {name: list(ids.shape) for name, ids in inputs.items()}
-    rows = json.loads(table.to_json(orient="records", double_precision=15))  # infinity is null
-    return table, json.dumps(report | table.attrs | {"rows": rows}, indent=2, ensure_ascii=False)
+    return table, as_json(table, arguments=vars(arguments))
 
 
 def _load(arguments: argparse.Namespace, text: str) -> tuple:
