@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import functools
 import inspect
-import threading
+import random
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.backends import mha
@@ -17,9 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from lipcore._checks import require
 from lipcore.guard import draw_normal
-from lipcore.models.state import copy_of, reaches, restored
 
-RUNNING = threading.Lock()  # hooks live on the model: two threads must not run it at once
 #: How far the replayed output may be from that in the running model, relative to the largest
 #: entry: kernels of fused attention differ in rounding, and some models work in float32 inside.
 REPLAY_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
@@ -89,9 +90,8 @@ class Call:
 
     ``forward`` is the submodule itself, or what is called in its place. A parameter of the model
     that entered first is ``learned``. Of a whole model, the first input is what ``enters`` its
-    block, and ``held`` says what else is fixed. With ``has_state``, a run changes the module;
-    ``sees_nothing`` is the place of a row of scores that sees no key, if there is one
-    (:class:`Unseen`). ``label`` is the place of the output.
+    block, and ``held`` says what else is fixed. ``sees_nothing`` is the place of a row of scores
+    that sees no key, if there is one (:class:`Unseen`). ``label`` is the place of the output.
     """
 
     name: str
@@ -105,7 +105,6 @@ class Call:
     learned: str = ""
     enters: str = ""
     held: str = ""
-    has_state: bool = False
     sees_nothing: tuple[int, ...] = ()
     autocast: str = ""
 
@@ -129,7 +128,7 @@ class Call:
         """Return the submodule's output with some of its inputs changed."""
         args, kwargs = copied((self.args, self.kwargs))  # a run may change masks and caches
         args, kwargs = with_changes(self.forward, args, kwargs, changed)
-        forward = copy_of(self.forward, self.module) if self.has_state else self.forward
+        forward = copy_of(self.forward, share=True)  # what it keeps is as in the model's run
         with Unseen() if self.sees_nothing else nullcontext():
             output = forward(*args, **kwargs)
         return next(x for label, x in tensors_of(output) if label == self.label)
@@ -363,7 +362,7 @@ def record(model: nn.Module, names: Iterable[str], *args, **inputs) -> list[Call
     def enter(module, args, kwargs):
         entered.append(copied((args, kwargs), copies=copies))
 
-    def leave(name, module, args, kwargs, output):
+    def leave(name, module, running, args, kwargs, output):
         label, tensor = first_tensor(output)
         remark = ""
         if tensor is not None:
@@ -373,16 +372,29 @@ def record(model: nn.Module, names: Iterable[str], *args, **inputs) -> list[Call
         call = Call(name, module, module, *entered.pop(), tensor, label, remark)
         calls.append(replace(call, autocast=_autocast(call), learned=_learned(model, call)))
 
-    with RUNNING, torch.inference_mode(False), torch.no_grad(), slow_path(), ExitStack() as stack:
-        changed = stack.enter_context(restored(model))
+    with torch.inference_mode(False), torch.no_grad(), slow_path(), ExitStack() as stack:
+        stack.enter_context(_same_seeds(model))
+        running = copy_of(model, share=True)  # with its own caches, and the hooks
         for name in names:
-            module = modules[name]
-            leaves = functools.partial(leave, name)
+            module = running.get_submodule(name)
+            leaves = functools.partial(leave, name, modules[name])
             stack.enter_context(module.register_forward_pre_hook(enter, with_kwargs=True))
             stack.enter_context(module.register_forward_hook(leaves, with_kwargs=True))
         args, inputs = copied((args, inputs))  # a model adds to a cache that it is given
-        model(*args, **without_cache(model, inputs))
-    return [replace(call, has_state=reaches(call.module, changed)) for call in calls]
+        running(*args, **without_cache(model, inputs))
+    return calls
+
+
+@contextmanager
+def _same_seeds(model: nn.Module) -> Iterator[None]:
+    """Leave random numbers as if none were drawn inside."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - what models use
+    with torch.random.fork_rng({x.device for x in model.parameters() if x.is_cuda}):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002
 
 
 def _autocast(call: Call) -> str:
@@ -484,6 +496,41 @@ def arguments(forward: Callable, args: tuple, kwargs: dict) -> dict[str, object]
     """Return arguments by the names that a callable has for them, in its order."""
     named = dict(zip(_positional(forward, len(args)), args, strict=True)) | kwargs
     return {name: named[name] for name in (*_parameters(forward), *named) if name in named}
+
+
+def copy_of(value, *, share: bool = False):
+    """Return a deep copy, in which tensors that autograd has made are detached.
+
+    With ``share``, parameters are not copied. What cannot be copied is returned itself.
+    """
+    memo: dict[int, object] = {}
+    seen: set[int] = set()
+    left = [value]
+    while left:
+        part = left.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        if share and isinstance(part, nn.Parameter):
+            memo[id(part)] = part
+        elif isinstance(part, Tensor):
+            if not part.is_leaf:  # deepcopy refuses it
+                memo[id(part)] = part.detach().clone()
+        else:
+            left += _parts(part)
+    try:
+        return copy.deepcopy(value, memo)
+    except (TypeError, RuntimeError, NotImplementedError):  # locks, streams and the like
+        return value
+
+
+def _parts(thing) -> list:
+    """Return what is held by a container or an object."""
+    if isinstance(thing, dict):
+        return [*thing.values()]
+    if isinstance(thing, list | tuple | set | deque):
+        return [*thing]
+    return [*getattr(thing, "__dict__", {}).values()]
 
 
 def with_changes(

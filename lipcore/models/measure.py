@@ -23,9 +23,8 @@ from tqdm import tqdm
 import lipcore
 from lipcore._checks import check_count, check_number, require
 from lipcore.lipschitz import LocalLipschitz, check_norm, local_lipschitz
-from lipcore.models.capture import Call, Captured, captured, copied, module_of, record
+from lipcore.models.capture import Call, Captured, captured, copied, copy_of, module_of, record
 from lipcore.models.modules import read
-from lipcore.models.state import copy_of
 from lipcore.models.structure import attention_modules, blocks, remarks
 from lipcore.models.whole import whole
 from lipcore.spectral import INTERRUPTED
