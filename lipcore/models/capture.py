@@ -7,6 +7,7 @@ import difflib
 import functools
 import inspect
 import random
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -230,8 +231,9 @@ class Captured:
         """What is unusual about how the tokens come in, or what comes out."""
         remarks = [self.call.remark] if self.call.remark else []
         if place := self.call.sees_nothing:
-            row = f"row {place[-1]} of sequence {place[0]}"
-            remarks += [f"{row} sees no key: there the mean of all values comes out"]
+            is_finite = bool(torch.isfinite(self.call.output).all())
+            what = "the mean of all values comes out" if is_finite else "NaN may come out"
+            remarks += [f"row {place[-1]} of sequence {place[0]} sees no key: there {what}"]
         if self.layout == "one input" and self._raw.ndim > 2:
             remarks += [f"{tuple(self._raw.shape)} is one input: no dimension of it is a batch"]
         return "; ".join(remarks)
@@ -350,7 +352,7 @@ def record(model: nn.Module, names: Iterable[str], *args, **inputs) -> list[Call
             near = difflib.get_close_matches(name, modules, n=1, cutoff=0.3)
             near = f"; did you mean {near[0]!r}?" if near else ""
             raise ValueError(f"name: expected a submodule of the model, got {name!r}{near}")
-    kinds = {"cpu", *(x.device.type for x in model.parameters())}
+    kinds = {"cpu", *(x.device.type for x in model.parameters() if not x.is_meta)}
     is_plain = not any(map(torch.is_autocast_enabled, kinds))
     require(is_plain, "model", "one precision", "torch.autocast around the call: call it outside")
     is_still = not any(module.training for module in modules.values())
@@ -422,11 +424,16 @@ def without_cache(model: nn.Module, inputs: dict) -> dict:
 
 @contextmanager
 def slow_path() -> Iterator[None]:
-    """Run PyTorch's own layers through their submodules, not in one kernel that skips the hooks."""
+    """Run PyTorch's own layers through their submodules, not in one kernel that skips the hooks.
+
+    What torch.compile has wrapped runs uncompiled, else each copy would be compiled.
+    """
     fast = mha.get_fastpath_enabled()
     mha.set_fastpath_enabled(False)
     try:
-        yield
+        is_loaded = "torch._dynamo" in sys.modules
+        with torch.compiler.set_stance("force_eager") if is_loaded else nullcontext():
+            yield
     finally:
         mha.set_fastpath_enabled(fast)
 
@@ -592,9 +599,11 @@ def _is_independent(fn: Captured, raw: Tensor, dim: int, parity: int) -> bool:
     changed.index_add_(dim, members[parity::2], shift.index_select(dim, members[parity::2]))
     others = members[1 - parity :: 2]
     before, after = (fn.run(x) for x in (raw.clone(), changed))
+    is_told = torch.isfinite(before).index_select(dim, members[parity::2]).any()
     before, after = before.nan_to_num(), after.nan_to_num()
     rounding = 64 * torch.finfo(raw.dtype).eps * before.abs().amax()
     moves = (after - before).abs()
     own = moves.index_select(dim, members[parity::2]).amax()
     # beside a bias so large that rounding hides even their own moves, nothing can be told
-    return bool((moves.index_select(dim, others) <= rounding).all() and rounding <= 1e-2 * own)
+    is_seen = rounding <= 1e-2 * own or not is_told
+    return bool((moves.index_select(dim, others) <= rounding).all() and is_seen)

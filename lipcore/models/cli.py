@@ -35,7 +35,7 @@ The answer is the largest singular value of the Jacobian of the layer, and it de
 At this text it is measured, with a bracket: the lower end is attained by some direction, and the
 upper end holds with a probability that is stated beside it."""
 _ORDER = ["layer", "sequence", "sigma", "lower", "upper", "probability"]
-_ORDER += ["converged", "shape", "kind", "note"]
+_ORDER += ["converged", "shape", "kind", "varied", "fixed", "note"]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -166,11 +166,11 @@ def as_text(table) -> str:
     alike = [name for name in _ORDER if table[name].nunique(dropna=False) == 1]
     alike = [name for name in alike if name not in ("layer", "sigma", "lower", "upper")]
     said = {name: str(table[name][0]) for name in alike}
-    said = [f"{name}: {x}" for name, x in said.items() if x not in ("", "0", "nan")]
+    said = [f"{name}: {x}" for name, x in said.items() if x not in ("", "0", "nan", "None")]
     title = "; ".join([table.attrs["title"], *said])
     lines = wrap(title, 100, break_long_words=False, break_on_hyphens=False)
     shown = table[[name for name in _ORDER if name not in alike]].copy()
-    for name in shown.columns.intersection(["layer", "kind", "note"]):
+    for name in shown.columns.intersection(["layer", "kind", "varied", "fixed", "note"]):
         shown[name] = shown[name].str.ljust(shown[name].str.len().max())
     if len(shown):
         form = {"index": False, "na_rep": "-", "float_format": "{:.6g}".format}

@@ -291,7 +291,7 @@ def _of_batch(f: Callable, fn: Captured, row: dict, how: _How, real) -> list[dic
         members = len(fn.X) if fn.X.ndim > 2 else 1
         several = members > 1
         parts = [fn.of_member(i) for i in range(members)] if several else []
-        return [_of_part(part, row, how) for part in parts] or [_refused(error)]
+        return [_of_part(part, row, how) for part in parts] or [_refused(error, row["note"])]
 
 
 def _of_part(part: Captured, row: dict, how: _How) -> dict:
@@ -300,11 +300,12 @@ def _of_part(part: Captured, row: dict, how: _How) -> dict:
     try:
         return shape | _numbers(part, part.X, row, how, None)[0]
     except _REFUSALS as error:
-        return shape | _refused(error)
+        return shape | _refused(error, row["note"])
 
 
-def _refused(error: Exception) -> dict:
-    return {"converged": False, "note": f"not measured: {' '.join(str(error).split())}"}
+def _refused(error: Exception, note: str = "") -> dict:
+    notes = [f"not measured: {' '.join(str(error).split())}", note]
+    return {"converged": False, "note": "; ".join(filter(None, notes))}
 
 
 def _numbers(f: Callable, X: Tensor, row: dict, how: _How, real: Tensor | None) -> list[dict]:
@@ -316,17 +317,25 @@ def _numbers(f: Callable, X: Tensor, row: dict, how: _How, real: Tensor | None) 
     numbers = []
     for i, r in enumerate(found if found.value.ndim else [found]):
         one = {column: getattr(r, name).item() for column, name in names.items()}
-        padding = "" if real is None or X.ndim < 3 else _carried(r, real[i])
+        mask = None if real is None or X.ndim < 3 else real[i]
+        padding = _carried(r, X[i] if X.ndim > 2 else X, mask)
         said = "; ".join(filter(None, [row["note"], padding, r.remark]))
         numbers.append(one | {"probability": r.probability, "note": said})
     return numbers
 
 
-def _carried(r: LocalLipschitz, real: Tensor) -> str:
-    """Return in words if the worst push is one of the padding."""
-    share = r.right.square().flatten(1).sum(-1)[~real].sum().item()
-    cure = "padding='ignore' leaves it out"
-    return f"padding has {share:.0%} of the worst push: {cure}" if share > 0.5 else ""
+def _carried(r: LocalLipschitz, X: Tensor, real: Tensor | None) -> str:
+    """Return in words if the worst push, or its answer, is one of padding, or of zero tokens."""
+    is_real = X.any(-1) if real is None else real
+    who, cure = "tokens of zeros have", ""
+    if real is not None:
+        who, cure = "padding has", ": padding='ignore' leaves it out"
+    for what, vectors in (("worst push", r.right), ("answer to the worst push", r.left)):
+        shares = vectors.square().sum(-1)
+        share = shares[~is_real].sum().item() if shares.shape == is_real.shape else 0
+        if share > 0.5:
+            return f"{who} {share:.0%} of the {what}{cure}"
+    return ""
 
 
 def save(table: pd.DataFrame, path: str | Path) -> None:

@@ -349,10 +349,14 @@ def test_padding_that_is_left_out(scope):
 
 
 def test_padding_that_carries_sigma_is_noted():
-    x = X.clone()
-    x[1, :2] *= 1e-3  # a steep normalisation there
-    table = measure(padded(), x, attention_mask=REAL, scope="model")
-    assert table["note"].tolist()[0] == "" and "padding has" in table["note"][1]
+    steep = torch.where(REAL == 0, 100.0, 1.0)[..., None]
+    block = Module(lambda self, x: steep * self.mlp(x), mlp=nn.Linear(D, D))
+    layers = nn.ModuleList([block])
+    model = Module(lambda self, x, attention_mask=None: self.layers[0](x), layers=layers)
+    told = measure(model, X, attention_mask=REAL, scope="model")
+    assert "padding" not in told["note"][0] and "padding has 100%" in told["note"][1]
+    zeros = measure(model, X * REAL[..., None], scope="model")
+    assert "zeros" not in zeros["note"][0] and "tokens of zeros have 100%" in zeros["note"][1]
 
 
 def test_a_row_for_each_head():
