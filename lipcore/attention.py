@@ -142,7 +142,7 @@ class Attention(AttentionMap):
             object.__setattr__(self, "gate_bias", None)
 
     @classmethod
-    def from_matrices(cls, A: Tensor, V: Tensor, **options) -> Attention:
+    def from_matrices(cls, A: Tensor, V: Tensor, **options: object) -> Attention:
         r"""Return a layer of one head: scores :math:`s_{ij} = (A x_i)\cdot x_j`, values ``V x_j``.
 
         Parameters
@@ -164,7 +164,7 @@ class Attention(AttentionMap):
         return f"Attention({', '.join([sizes, *given])})"
 
     #: The parts that change with X: all, where queries, keys and values come from one sequence.
-    moving = ("query", "key", "value", "gate")
+    moving: tuple[str, ...] = ("query", "key", "value", "gate")
 
     @property
     def heads(self) -> int:
@@ -181,7 +181,7 @@ class Attention(AttentionMap):
         """The dimension of the tokens that go out."""
         return self.heads * self.value.shape[1] if self.output is None else self.output.shape[0]
 
-    def to(self, *args, **kwargs) -> Attention:
+    def to(self, *args: object, **kwargs: object) -> Attention:
         """Move or convert every tensor, as :meth:`torch.Tensor.to` does; a mask stays boolean."""
         moved = {}
         for name, part in vars(self).items():
@@ -209,7 +209,7 @@ class Attention(AttentionMap):
             picked["output"] = self.output.unflatten(1, (self.heads, -1))[:, index]
         return replace(self, **picked, output_bias=None)
 
-    def select_sequences(self, batch: tuple[int, ...], index) -> Attention:
+    def select_sequences(self, batch: tuple[int, ...], index: Tensor) -> Attention:
         """Return the layer for some sequences of a batch, with the masks and biases of these."""
         tables = {"mask": self.mask, "bias": self.bias}
         chosen = {
@@ -292,7 +292,9 @@ class Attention(AttentionMap):
         angles = self.angles(vectors.shape[-2])
         return vectors if angles is None else rotate(vectors, -angles if back else angles)
 
-    def project(self, X: Tensor, memory: Tensor | None = None, *, value_bias: bool = True) -> tuple:
+    def project(
+        self, X: Tensor, memory: Tensor | None = None, *, value_bias: bool = True
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries times λ, keys and values of every head, shapes (…, heads, n, k | k | p).
 
         Keys and values are made from ``memory``, or from X if that is left out. Unless there are
@@ -346,7 +348,9 @@ class Attention(AttentionMap):
         names = ("softcap", "query_norm", "key_norm")
         return [name for name in names if getattr(self, name) is not None]
 
-    def cross(self, *, memory=None, queries=None) -> CrossAttention:
+    def cross(
+        self, *, memory: Tensor | None = None, queries: Tensor | None = None
+    ) -> CrossAttention:
         """Return cross-attention as a map of the queries' tokens or of the memory, the other fixed.
 
         Exactly one is given, and the layer has neither ``causal`` nor ``window``, but for a mask.

@@ -64,20 +64,29 @@ class AutogradJacobian(LinearOperator):
     tensor([1., 1.])
     """
 
-    def __init__(self, fn: Callable, X: Tensor, *, event_dims=2, layout="NLE", check=True) -> None:
+    def __init__(
+        self,
+        fn: Callable[..., Tensor],
+        X: Tensor,
+        *,
+        event_dims: int = 2,
+        layout: str = "NLE",
+        check: bool = True,
+    ) -> None:
         require(callable(fn), "fn", "a callable", type(fn).__name__, TypeError)
         if check:
             guard.refuse_training(fn)
         given = fn, X
+        self.fn: Callable[..., Tensor]
         X, self.fn = batch_first(fn, X, layout)
         batch = X.ndim - check_count("event_dims", event_dims)
         require(batch >= 0, "event_dims", f"at most the {X.ndim} dimensions of X", event_dims)
-        self.checked = check
+        self.checked: bool = check
         self._once = False  # whether some operation can be differentiated once only
         self._transposed = None
         with guard.unchanged(fn, X.device) if check else guard.isolated(X.device) as state:
             self._run(X, batch)
-            self.noise = self.seen.eps  # relative rounding of the outputs, as far as it is seen
+            self.noise: float = self.seen.eps  # rounding of the outputs, as far as it is seen
             if check:
                 state.refuse_changes(values=True)
             double = in_float64(*given) if X.dtype == torch.float32 else None
@@ -98,7 +107,7 @@ class AutogradJacobian(LinearOperator):
         """Evaluate the map at X, with the graph of its derivative."""
         self.X = X.detach().clone(memory_format=torch.contiguous_format)
         self._input = self.X.clone().requires_grad_()
-        self.seen = guard.Seen()
+        self.seen: guard.Seen = guard.Seen()
         with _in_one_line(_failure), self.seen:
             value = self._output = self._called(self._input)
         got = f"{type(value).__name__}: wrap it, for example lambda X: module(X)[0]"
@@ -107,8 +116,8 @@ class AutogradJacobian(LinearOperator):
         members, cure = tuple(X.shape[:batch]), f"pass event_dims={X.ndim - batch + 1}"
         got = f"shape {tuple(value.shape)}: if that is no batch, {cure}"
         require(value.shape[:batch] == members, "fn", f"outputs with the batch {members}", got)
-        self.inference = value.is_inference()
-        self.value = value.detach()
+        self.inference: bool = value.is_inference()
+        self.value: Tensor = value.detach()
         self._describe(X, X.shape[:batch], X.shape[batch:], self.value.shape[batch:])
 
     def evaluate(self, X: Tensor) -> Tensor:
@@ -183,7 +192,7 @@ class AutogradJacobian(LinearOperator):
             return self.fn(X.clone())  # a map that works in place must not change X
 
 
-def in_float64(fn: Callable, X: Tensor) -> tuple[Callable, Tensor] | None:
+def in_float64(fn: Callable, X: Tensor) -> tuple[Callable[[Tensor], Tensor], Tensor] | None:
     """Return the map and X in float64, or None where float64 tokens do not make it the same map.
 
     A module, or what :func:`~lipcore.models.capture.capture` returns, is copied; the given one
@@ -207,7 +216,7 @@ def in_float64(fn: Callable, X: Tensor) -> tuple[Callable, Tensor] | None:
         return None
 
 
-def batch_first(fn: Callable, X: Tensor, layout: str) -> tuple[Tensor, Callable]:
+def batch_first(fn: Callable, X: Tensor, layout: str) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """Return X and the map with the batch in front, both transposed if it is (n, batch, d)."""
     check_tokens(X)
     if layout == "NLE":

@@ -9,6 +9,7 @@ queries' tokens move; if the memory moves, *mixing* and *others' keys*, the key 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -117,7 +118,7 @@ class CrossAttention(AttentionMap):
     def _fixed(self) -> Tensor:
         return self.memory if self.queries is None else self.queries
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Any:
         """Return what the map has from its layer, whichever sequence moves."""
         if name in _OF_THE_LAYER:
             return getattr(self.attention, name)
@@ -138,7 +139,7 @@ class CrossAttention(AttentionMap):
         """The terms of the Jacobian that are left: 0 is mixing, 1 own query, and 2 others' keys."""
         return (1,) if self.queries is None else (0, 2)
 
-    def to(self, *args, **kwargs) -> CrossAttention:
+    def to(self, *args: object, **kwargs: object) -> CrossAttention:
         """Move or convert every tensor, as :meth:`torch.Tensor.to` does."""
         fixed = {"memory": self.memory, "queries": self.queries}
         moved = {name: x if x is None else x.to(*args, **kwargs) for name, x in fixed.items()}
@@ -165,7 +166,7 @@ class CrossAttention(AttentionMap):
         """Return the gates at the queries' tokens, (…, heads, queries, 1 or p), or None."""
         return self.attention.gates(self.pair(X)[0])
 
-    def select_sequences(self, batch: tuple[int, ...], index) -> CrossAttention:
+    def select_sequences(self, batch: tuple[int, ...], index: Tensor) -> CrossAttention:
         """Return the map for some sequences of a batch, with what belongs to these alone."""
         fixed = {"memory": self.memory, "queries": self.queries}
         chosen = {n: x[index] for n, x in fixed.items() if x is not None and x.ndim > 2}

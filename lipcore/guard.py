@@ -21,6 +21,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -28,6 +29,9 @@ from torch import Tensor, nn
 from torch.backends import mha
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
+
+if TYPE_CHECKING:
+    from lipcore.autodiff import AutogradJacobian
 
 #: Length of the first step, relative to each token, how far J[H] may be from the difference, and
 #: how far the two sides from each other: of float32, half the digits are lost, of float64 a third.
@@ -133,7 +137,7 @@ def unchanged(fn: Callable, device: torch.device) -> Iterator[State]:
 class State:
     """All that calls of a map may change: what it holds, directly or through others, as it was."""
 
-    def __init__(self, roots: list) -> None:
+    def __init__(self, roots: list[object]) -> None:
         self._was = {}
         for root in roots:
             self.add(root, type(root).__name__)
@@ -274,7 +278,9 @@ def _same(one: object, other: object) -> bool:
 # --- the derivative ----------------------------------------------------------------------------
 
 
-def check_derivative(J, batch: int, state: State, exact=None) -> float:
+def check_derivative(
+    J: AutogradJacobian, batch: int, state: State, exact: AutogradJacobian | None = None
+) -> float:
     """Refuse a map whose derivative by autodiff is not the derivative of what it does.
 
     ``batch`` says how many of the first dimensions of X and of the output are the batch, ``exact``
@@ -518,10 +524,18 @@ class Seen(TorchFunctionMode):
 
     def __init__(self, *, hiding: bool = True) -> None:
         super().__init__()
-        self.names, self.half, self.hiding = set(), "", hiding
-        self.eps = 0.0  # the largest of a dtype that the derivative passes through
+        self.names: set[str] = set()
+        self.half: str = ""
+        self.hiding: bool = hiding
+        self.eps: float = 0.0  # the largest of a dtype that the derivative passes through
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         name = getattr(func, "__name__", "")
         if name == "__get__":  # of an attribute such as X.data
             name = getattr(getattr(func, "__self__", None), "__name__", "")

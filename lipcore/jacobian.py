@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,6 +17,10 @@ from torch import Tensor
 from lipcore._checks import check_scores, require
 from lipcore._heads import head_outputs, mask_scores_, sink_factor
 from lipcore.operators import LinearOperator
+
+if TYPE_CHECKING:
+    from lipcore.attention import Attention
+    from lipcore.cross import AttentionMap
 
 #: Attention weights of up to this many bytes are stored; every product recomputes larger ones.
 WEIGHTS_BYTES = 2**30
@@ -85,8 +90,11 @@ class AttentionJacobian(LinearOperator):
     allows_inference_mode = True
 
     @torch.no_grad()
-    def __init__(self, layer, X: Tensor, *, store: bool | None = None, error: float = 0.0) -> None:
-        attention = self.attention = getattr(layer, "attention", layer)
+    def __init__(
+        self, layer: AttentionMap, X: Tensor, *, store: bool | None = None, error: float = 0.0
+    ) -> None:
+        self.attention: Attention = getattr(layer, "attention", layer)
+        attention = self.attention
         others = attention.not_bilinear
         require(not others, "attention", "scores (A x + c)·x alone", f"{others}: use .jacobian")
         self._layer, self._X = layer, X
@@ -112,7 +120,7 @@ class AttentionJacobian(LinearOperator):
             if "gate" in self._widths:
                 self._slopes = (gates * (1 - gates) * head_outputs(layer, X)).flatten(0, -3)
         self._weigh(store)
-        self.rounding = self._rounding(error)
+        self.rounding: Tensor = self._rounding(error)
 
     def in_float64(self) -> AttentionJacobian | None:
         """Return the Jacobian of the layer in float64, or None if that would take long."""
@@ -295,7 +303,14 @@ def _largest_finite(table: Tensor) -> Tensor:
     return table.abs().nan_to_num(posinf=0.0).max()
 
 
-def cut_into_tiles(blocks, n, itemsize, device="cpu", causal=False, keys=None) -> list[tuple]:
+def cut_into_tiles(
+    blocks: int,
+    n: int,
+    itemsize: int,
+    device: str = "cpu",
+    causal: bool = False,
+    keys: int | None = None,
+) -> list[tuple[slice, ...]]:
     """Cut P (blocks, n, keys) into tiles (heads, rows, all keys that they see), last rows first."""
     keys = n if keys is None else keys
     entries = (TILE_BYTES if device == "cpu" else ACCELERATOR_TILE_BYTES) // itemsize

@@ -17,6 +17,7 @@ import operator
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,7 +61,7 @@ class LocalLipschitz(SpectralNorm):
     layer: AttentionMap | None = None
     tokens: Tensor | None = None
 
-    def __getitem__(self, index) -> LocalLipschitz:
+    def __getitem__(self, index: int) -> LocalLipschitz:
         one = super().__getitem__(index)
         if self.layer is None:
             return one
@@ -125,7 +126,7 @@ def local_lipschitz(
     layout: str = "NLE",
     differentiable: bool = False,
     check: bool = True,
-    **options,
+    **options: Any,
 ) -> LocalLipschitz:
     r"""Return the local Lipschitz constant :math:`\|D_X f\|_2` at X (:prf:ref:`thm-lip-local`).
 

@@ -6,6 +6,7 @@ Arguments that do not fit raise a ValueError or a TypeError.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 
 import scipy.sparse.linalg
 import torch
@@ -32,17 +33,17 @@ class LinearOperator:
         What is known of rounding instead: its share of a product, as far as it was measured.
     """
 
-    allows_inference_mode = False
-    rounding = None
-    noise = 0.0
+    allows_inference_mode: bool = False
+    rounding: Tensor | None = None
+    noise: float = 0.0
 
     def _describe(self, like, batch_shape, input_shape, output_shape) -> None:
         """Set the shapes; dtype and device are those of the tensor or operator ``like``."""
-        self.batch_shape = tuple(batch_shape)
-        self.input_shape = tuple(input_shape)
-        self.output_shape = tuple(output_shape)
-        self.dtype = like.dtype
-        self.device = like.device
+        self.batch_shape: tuple[int, ...] = tuple(batch_shape)
+        self.input_shape: tuple[int, ...] = tuple(input_shape)
+        self.output_shape: tuple[int, ...] = tuple(output_shape)
+        self.dtype: torch.dtype = like.dtype
+        self.device: torch.device = like.device
 
     def matvec(self, H: Tensor) -> Tensor:
         """Return J[H], (…, input_shape) → (…, output_shape), and leave H as it is."""
@@ -132,7 +133,7 @@ class MatrixOperator(LinearOperator):
     allows_inference_mode = True
 
     def __init__(self, matrix: Tensor) -> None:
-        self.matrix = check_tokens(matrix, name="matrix")
+        self.matrix: Tensor = check_tokens(matrix, name="matrix")
         *batch, rows, columns = matrix.shape
         self._describe(matrix, batch, (columns,), (rows,))
 
@@ -175,7 +176,15 @@ class FunctionOperator(LinearOperator):
     [[4.0, 0.0], [0.0, 4.0]]
     """
 
-    def __init__(self, matvec, rmatvec, like, batch_shape, input_shape, output_shape) -> None:
+    def __init__(
+        self,
+        matvec: Callable[[Tensor], Tensor],
+        rmatvec: Callable[[Tensor], Tensor],
+        like: Tensor | LinearOperator,
+        batch_shape: Iterable[int],
+        input_shape: Iterable[int],
+        output_shape: Iterable[int],
+    ) -> None:
         self._products = matvec, rmatvec
         self._describe(like, batch_shape, input_shape, output_shape)
 

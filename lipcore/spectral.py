@@ -16,7 +16,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -116,16 +116,16 @@ class SpectralNorm:
         """Return σ, as ``float`` does."""
         return float(self)
 
-    def __lt__(self, other) -> Tensor:
+    def __lt__(self, other: Tensor | float) -> Tensor:
         return self.value < other
 
-    def __le__(self, other) -> Tensor:
+    def __le__(self, other: Tensor | float) -> Tensor:
         return self.value <= other
 
-    def __gt__(self, other) -> Tensor:
+    def __gt__(self, other: Tensor | float) -> Tensor:
         return self.value > other
 
-    def __ge__(self, other) -> Tensor:
+    def __ge__(self, other: Tensor | float) -> Tensor:
         return self.value >= other
 
     def __len__(self) -> int:
@@ -133,7 +133,7 @@ class SpectralNorm:
             raise TypeError("the result of a single input has no length: float(r) is its σ")
         return len(self.value)
 
-    def __getitem__(self, index) -> SpectralNorm:
+    def __getitem__(self, index: int) -> SpectralNorm:
         if self.value.ndim == 0:
             raise IndexError("the result of a single input has no members: float(r) is its σ")
         names = (*_NUMBERS, "left", "right")
@@ -153,7 +153,7 @@ class SpectralNorm:
         rest = "".join(f"<p>{line}</p>" for line in self._remarks())
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{rest}"
 
-    def to_dict(self) -> dict:
+    def to_dict(self) -> dict[str, Any]:
         """Return the numbers without the vectors, for JSON: lists over the batch, None for ∞."""
         numbers = {name: _finite(getattr(self, name).tolist()) for name in _NUMBERS}
         return numbers | {"probability": self.probability, "remark": self.remark}
@@ -319,7 +319,7 @@ def singular_values(
     *,
     probability: float | None = 0.999,
     generator: torch.Generator | None = None,
-    **options,
+    **options: Any,
 ) -> SpectralNorm:
     r"""Return the k largest singular values of every member, with brackets that all hold together.
 
@@ -414,7 +414,7 @@ def _without(J: LinearOperator, W: Tensor, rounding: Tensor) -> LinearOperator:
     return rest
 
 
-def without_autocast(device: torch.device) -> contextlib.AbstractContextManager:
+def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """Lift torch.autocast, under which the products of an operator are not what they are."""
     return torch.autocast(device.type, enabled=False)
 

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +32,9 @@ LARGEST_LOSS = 0.1
 _UNSEEN = -1e30
 
 
-def capture(model: nn.Module, name: str, *args, **inputs) -> tuple[Captured, Tensor]:
+def capture(
+    model: nn.Module, name: str, *args: object, **inputs: object
+) -> tuple[Captured, Tensor]:
     r"""Run a model, and return one of its submodules as a map, with the tokens that entered it.
 
     All other inputs of the submodule (masks, positions, a memory, a residual stream) are held fixed
@@ -98,8 +101,8 @@ class Call:
     name: str
     module: nn.Module
     forward: Callable
-    args: tuple
-    kwargs: dict
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
     output: Tensor | None
     label: str
     remark: str = ""
@@ -318,7 +321,13 @@ class Unseen(TorchFunctionMode):
 
     place: tuple[int, ...] = ()
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         if getattr(func, "__name__", "") == "softmax" and isinstance(args[0], Tensor):
             scores = args[0]
             most, least = (
@@ -332,7 +341,7 @@ class Unseen(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def module_of(model) -> nn.Module:
+def module_of(model: object) -> nn.Module:
     """Return the module itself, or the ``model`` of what holds one."""
     module = model if isinstance(model, nn.Module) else getattr(model, "model", None)
     kind = type(model).__name__
@@ -343,7 +352,7 @@ def module_of(model) -> nn.Module:
     return module
 
 
-def record(model: nn.Module, names: Iterable[str], *args, **inputs) -> list[Call]:
+def record(model: nn.Module, names: Iterable[str], *args: object, **inputs: object) -> list[Call]:
     """Run the model once, and return every run of the named submodules, in the order of their ends."""
     model = module_of(model)
     modules = dict(model.named_modules())
@@ -417,7 +426,7 @@ def _learned(model: nn.Module, call: Call) -> str:
     return ""
 
 
-def without_cache(model: nn.Module, inputs: dict) -> dict:
+def without_cache(model: nn.Module, inputs: dict[str, object]) -> dict[str, object]:
     """Return inputs that ask for no cache, since a cache would change from run to run."""
     return {"use_cache": False} | inputs if "use_cache" in _parameters(model) else inputs
 
@@ -438,7 +447,7 @@ def slow_path() -> Iterator[None]:
         mha.set_fastpath_enabled(fast)
 
 
-def first_tensor(output) -> tuple[str, Tensor | None]:
+def first_tensor(output: object) -> tuple[str, Tensor | None]:
     """Return the first tensor of an output that is no attention weights, if any, and its place."""
     tensors = [*tensors_of(output)]
     several = len(tensors) > 1  # weights alone are what the module is for
@@ -446,7 +455,7 @@ def first_tensor(output) -> tuple[str, Tensor | None]:
     return next(outputs, (f"a {type(output).__name__} of other things", None))
 
 
-def tensors_of(output) -> Iterator[tuple[str, Tensor]]:
+def tensors_of(output: object) -> Iterator[tuple[str, Tensor]]:
     """Yield the floating-point tensors of rank 2 or more in an output, and their places."""
     stack = [("output", output)]
     while stack:
@@ -460,7 +469,7 @@ def tensors_of(output) -> Iterator[tuple[str, Tensor]]:
             stack[:0] = [(f"{label}[{i}]", part) for i, part in enumerate(value)]
 
 
-def tensors_in(value) -> Iterator[Tensor]:
+def tensors_in(value: object) -> Iterator[Tensor]:
     """Yield the tensors in nested containers."""
     if isinstance(value, Tensor):
         yield value
@@ -476,7 +485,9 @@ def _are_weights(tensor: Tensor) -> bool:
     return bool(((is_sum | (sums == 0)).all() & is_sum.any()) and (tensor >= 0).all())
 
 
-def copied(value, dtype: torch.dtype | None = None, copies: dict | None = None):
+def copied(
+    value: Any, dtype: torch.dtype | None = None, copies: dict[Any, Any] | None = None
+) -> Any:
     """Copy tensors and what holds them, since a run may change them in place; weights are shared.
 
     With ``dtype``, floating-point tensors are converted to it.
@@ -499,13 +510,15 @@ def copied(value, dtype: torch.dtype | None = None, copies: dict | None = None):
     return copy_of(value)
 
 
-def arguments(forward: Callable, args: tuple, kwargs: dict) -> dict[str, object]:
+def arguments(
+    forward: Callable, args: tuple[object, ...], kwargs: dict[str, object]
+) -> dict[str, object]:
     """Return arguments by the names that a callable has for them, in its order."""
     named = dict(zip(_positional(forward, len(args)), args, strict=True)) | kwargs
     return {name: named[name] for name in (*_parameters(forward), *named) if name in named}
 
 
-def copy_of(value, *, share: bool = False):
+def copy_of(value: Any, *, share: bool = False) -> Any:
     """Return a deep copy, in which tensors that autograd has made are detached.
 
     With ``share``, parameters are not copied. What cannot be copied is returned itself.
@@ -541,8 +554,11 @@ def _parts(thing) -> list:
 
 
 def with_changes(
-    forward: Callable, args: tuple, kwargs: dict, changed: Mapping
-) -> tuple[tuple, dict]:
+    forward: Callable,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    changed: Mapping[str, Tensor],
+) -> tuple[tuple[object, ...], dict[str, object]]:
     """Return arguments with some of them changed, by name."""
     names = _positional(forward, len(args))
     args = tuple(changed.get(name, x) for name, x in zip(names, args, strict=True))

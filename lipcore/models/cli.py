@@ -22,12 +22,16 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from textwrap import wrap
+from typing import TYPE_CHECKING
 
 import torch
 
 import lipcore
 from lipcore._checks import require
 from lipcore.models.measure import as_json, import_optional, measure
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: What the model reads if no text is given.
 TEXT = """How far can the output of one layer of attention move when its input tokens move a little?
@@ -161,7 +165,7 @@ def _expected(message: str) -> Iterator[None]:
         raise ValueError(f"{message} ({' '.join(str(error).split())[:300]})") from error
 
 
-def as_text(table) -> str:
+def as_text(table: pd.DataFrame) -> str:
     """Return a table with its title, where what all rows have in common is said once."""
     alike = [name for name in _ORDER if table[name].nunique(dropna=False) == 1]
     alike = [name for name in alike if name not in ("layer", "sigma", "lower", "upper")]

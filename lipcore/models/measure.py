@@ -42,7 +42,7 @@ _REFUSALS = (ValueError, TypeError, NotImplementedError, RuntimeError, Attribute
 
 def measure(
     model: nn.Module,
-    *args,
+    *args: object,
     scope: str = "attention",
     layers: int | str | Iterable[int | str] | None = None,
     wrt: str | None = None,
@@ -55,7 +55,7 @@ def measure(
     generator: torch.Generator | None = None,
     check: bool = True,
     progress: bool | None = None,
-    **inputs,
+    **inputs: object,
 ) -> pd.DataFrame:
     r"""Run a model, and return σ of its attention modules, of its blocks, or of the whole.
 
@@ -351,7 +351,7 @@ def save(table: pd.DataFrame, path: str | Path) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def as_json(table: pd.DataFrame, **more) -> str:
+def as_json(table: pd.DataFrame, **more: object) -> str:
     """Return a table as JSON, with all that made it; infinity is null."""
     rows = json.loads(table.to_json(orient="records", double_precision=15))
     return json.dumps(table.attrs | more | {"rows": rows}, indent=2, ensure_ascii=False)

@@ -38,7 +38,7 @@ _TOKENS = 5
 _OWN_WINDOW = re.compile(r"(?<!sliding_)window|chunk|dilat|block_size", re.I)
 
 
-def from_module(module: nn.Module, *args, **inputs) -> Attention:
+def from_module(module: nn.Module, *args: object, **inputs: object) -> Attention:
     r"""Return the attention layer that a module is, verified against the module on the spot.
 
     Parameters

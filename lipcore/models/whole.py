@@ -29,7 +29,7 @@ from lipcore.models.capture import (
 _Step = tuple[str, tuple[int, ...], int, int]
 
 
-def whole(model: nn.Module, blocks: Iterable[str], *args, **inputs) -> Call:
+def whole(model: nn.Module, blocks: Iterable[str], *args: object, **inputs: object) -> Call:
     """Return the whole model as a map of the tokens that enter the first block that runs.
 
     All that the model computes from these tokens varies with them, around the block too. What

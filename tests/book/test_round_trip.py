@@ -39,3 +39,10 @@ def test_a_page_written_otherwise_is_found():
     page = (ROOT / PAGES[0]).read_text(encoding="utf8")
     for old, new in (("---\n\n", "---\n"), ("0.13\n", "0.13\n    jupytext_version: 1.19.6\n")):
         assert old in page and saved(page.replace(old, new, 1)) != page.replace(old, new, 1)
+
+
+def test_what_a_header_asks_of_the_build_is_kept():
+    page = (ROOT / PAGES[0]).read_text(encoding="utf8")
+    asked = "python3\nmystnb:\n  execution_timeout: 900\norphan: true\n---\n"
+    page = page.replace("python3\n---\n", asked, 1)
+    assert asked in page and saved(page) == page

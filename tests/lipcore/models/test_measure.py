@@ -89,4 +89,4 @@ def test_bad_input(options, error, message):
 
 
 def test_versions_are_those_of_the_packages():
-    assert versions()["torch"] == torch.__version__
+    assert versions()["torch"].split("+")[0] == torch.__version__.split("+")[0]
