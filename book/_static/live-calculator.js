@@ -31,13 +31,14 @@ function settle(scene) {
 	return { n, radius, norm: +(parsed(matrix).matrix?.size ?? norm).toPrecision(12), values, causal, matrix };
 }
 
-// All bounds at some n, as logarithms. Without A the lower ones are those of A = −‖A‖I in the plane; always V = ‖V‖I.
-function all({ radius, norm, values, causal }, M, n, wanted = true) {
-	const square = radius ** 2, la = log(M ? M.size : norm) + 2 * log(radius), ln = log(n), lv = log(values), head = M && { gap: M.gap * square, rank: M.rank };
+// All bounds at some n, as logarithms; with n = 0 only the upper ones. Without A the lower ones are those of A = −‖A‖I in the
+// plane; always V = ‖V‖I.
+function all({ radius, norm, values, causal }, M, n, ln = log(n)) {
+	const square = radius ** 2, la = log(M ? M.size : norm) + 2 * log(radius), lv = log(values), head = M && { gap: M.gap * square, rank: M.rank };
 	const upper = {}, low = { one: lv }, family = causal ? masked : plain, A = M || away(norm);
 	for (const name in family) if (M || !/ate$/.test(name)) upper[name] = lv + family[name](ALWAYS.includes(name) ? Infinity : ln, la, head);
 	const inputs = causal ? maskedLower : lower;
-	for (const name in wanted && n > 1 && inputs) {
+	for (const name in n > 1 && inputs) {
 		if (/adversarial|leader/.test(name) ? A.gamma !== null && n < Infinity : !NARROW.includes(name) || (n > 2 && A.d > 1)) low[name] = lv + inputs[name](n, square, A);
 	}
 	const best = (found, way) => Object.keys(found).reduce((a, b) => (way * found[b] > way * found[a] ? b : a));
@@ -45,7 +46,7 @@ function all({ radius, norm, values, causal }, M, n, wanted = true) {
 }
 
 function measure(scene) {
-	const { matrix: M, fault } = parsed(scene.matrix), { n } = scene, at = (ln) => { const { upper, least } = all(scene, M, exp(ln), false); return upper[least]; };
+	const { matrix: M, fault } = parsed(scene.matrix), { n } = scene, at = (ln) => { const { upper, least } = all(scene, M, 0, ln); return upper[least]; };
 	const found = all(scene, M, n), a = scene.norm * scene.radius ** 2, end = at(Infinity);
 	let [low, high] = [0, 2 * a + 40]; // where the least bound is within a tenth of its limit
 	for (let i = 0; i < 50; i++) { const middle = (low + high) / 2; if (at(middle) < end + log(0.9)) low = middle; else high = middle; }
@@ -56,7 +57,7 @@ function measure(scene) {
 let later;
 function plot(scene, { M, stop, best, lower, largest, n = scene.n }) {
 	const svg = one("svg"), far = max(2, min(12, ceil(max(log(n), min(stop, 12 * TEN)) / TEN) + 1)), COUNT = 24;
-	const points = Array.from({ length: COUNT + 1 }, (_, i) => Math.round(10 ** (far * i / COUNT))).map((k, i) => ({ x: log(k) / TEN, ...all(scene, M, k, i % 2 === 0) }));
+	const points = Array.from({ length: COUNT + 1 }, (_, i) => Math.round(10 ** (far * i / COUNT))).map((k, i) => ({ x: log(k) / TEN, ...all(scene, M, i % 2 ? 0 : k, log(k)) }));
 	const low = points.filter((_, i) => i % 2 === 0), tops = points.map((p) => p.upper[p.least] / TEN), lows = low.map((p) => p.lower[p.largest] / TEN);
 	const floorY = floor(min(...lows)), roof = max(floorY + 1, ceil(max(...tops))), step = ceil((roof - floorY) / 5);
 	const across = (x) => 50 + 256 * x / far, up = (y) => 200 - 184 * (y - floorY) / (roof - floorY), name = (e) => (e > -1 && e < 4 ? (10 ** e).toLocaleString("en") : power(e));
@@ -85,9 +86,9 @@ function draw(scene, found) {
 	form.causal.checked = scene.causal;
 	form.norm.disabled = form.a.disabled = !!M;
 	form.matrix.setAttribute("aria-invalid", !!fault);
-	show({ best: say(best, true), from: say(lower[largest], false), n: scene.n.toLocaleString("en"), a: +a.toPrecision(4), stop: say(stop, true), end: say(end, true),
+	show({ best: say(best, true), from: say(lower[largest], false), n: scene.n.toLocaleString("en"), a: (+a.toPrecision(4)).toLocaleString("en", { maximumSignificantDigits: 4 }), stop: say(stop, true), end: say(end, true),
 		fault: fault || "", gap: gap === undefined ? "" : `, and the score gap is g* = ${+gap.toPrecision(4)}`, mask: scene.causal ? "With the causal mask" : "Without a mask",
-		head: M ? "for this A" : "for A = −‖A‖I" });
+		head: M ? "for this A" : "for every head with these norms", low: M ? "for this A" : "for A = −‖A‖I" });
 	clearTimeout(later);
 	later = setTimeout(() => plot(scene, found), 30); // it takes longest
 }
