@@ -128,19 +128,19 @@ const bounds = (() => {
 	};
 	const pulled = (n, square, { A, u, reached }) => {
 		const Au = times(A, u), size = norm(Au) * square, b = scaled(Au, 1 / norm(Au)), along = dot(u, b), ahead = reached * square;
-		const axes = A.map((_, i) => A.map((_, j) => (i === j) - b[i] * b[j])), e = ((v) => scaled(v, 1 / norm(v)))(axes.reduce((x, y) => (norm(y) > norm(x) ? y : x)));
+		const aside = [u, ...A.map((_, i) => A.map((_, j) => +(i === j)))].map((v) => mix(1, v, -dot(v, b), b)).find((v) => norm(v) > 0.1), e = scaled(aside, 1 / norm(aside));
 		const eu = dot(e, u), uu = dot(u, u);
 		let best = -Infinity;
 		for (let i = 1; i < 48; i++) for (let j = 0; j < 21; j++) for (let k = 0; k < 21; k++) {
-			const angle = Math.PI * (i / 24 - 1), [c, s] = [cos(angle), sin(angle)], [first, second] = [j / 2 - 5, k / 2 - 5], aside = size * (c - along);
-			let x = 0, y = first - ahead, z = second - aside, p = 1, q = 1; // masses, and parts of the way from the crowd
+			const angle = Math.PI * (i / 24 - 1), [c, s] = [cos(angle), sin(angle)], [first, second] = [j / 2 - 5, k / 2 - 5], third = size * (c - along);
+			let x = 0, y = first - ahead, z = second - third, p = 1, q = 1; // masses, and parts of the way from the crowd
 			if (n < Infinity) {
 				const high = max(0, y, z), all = exp(-high) + exp(y - high) + exp(z - high), m = max(1, round(n * exp(y - high) / all)), r = max(1, round(n * exp(z - high) / all));
 				[x, y, z] = [log(max(n - m - r, 0)), log(m), log(r)];
 				p = min(max((first - y + x) / ahead, 0), 1);
-				if (aside > 0) q = min(max((second - z + x) / aside, 0), 1);
+				if (third > 0) q = min(max((second - z + x) / third, 0), 1);
 			}
-			const [v, w] = [y + p * ahead, z + q * aside], high = max(x, v, w), all = exp(x - high) + exp(v - high) + exp(w - high), W = exp(v - high) / all;
+			const [v, w] = [y + p * ahead, z + q * third], high = max(x, v, w), all = exp(x - high) + exp(v - high) + exp(w - high), W = exp(v - high) / all;
 			const far = q * exp(w - high) / all, near = p * (exp(x - high) + exp(w - high)) / all;
 			const [B, E, U] = [1 + size * (near - far * c), -size * far * s, size * (far - near)];
 			const value = (x - y) / 2 + log(W) + log(B * B + E * E + U * U * uu + 2 * U * (B * along + E * eu)) / 2;

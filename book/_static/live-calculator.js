@@ -1,18 +1,9 @@
 // The calculator of "The bounds at a glance": {n, radius, norm: ‖A‖, values: ‖V‖, causal, matrix: A as text, rows parted by ";"}.
 live.picture("calculator", ({ one, form, show }) => {
-const { put, power, minus } = live, { plain, masked, lower, maskedLower } = bounds, { ceil, exp, floor, log, log1p, max, min } = Math, TEN = log(10);
+const { put, power, bound: say } = live, { plain, masked, lower, maskedLower } = bounds, { ceil, exp, floor, log, max, min } = Math, TEN = log(10);
 const ALWAYS = ["meanField", "published", "moments", "maskedRate"], NARROW = ["torn", "pulled"], KEYS = ["n", "radius", "norm", "values", "causal", "matrix"];
 const number = (v) => Number(String(v).trim().replace(/^10\^/, "1e").replace(/,/g, "")), within = (v, low, high) => (Number.isFinite(v) ? min(high, max(low, v)) : low);
 form.querySelectorAll("[hidden]").forEach((e) => { e.hidden = false; });
-
-// Three digits of e^l, never below it, or never above it.
-const say = (l, up) => {
-	if (l === -Infinity) return "0";
-	if (l === Infinity) return "∞";
-	let e = floor(l / TEN + 1e-13), m = (up ? ceil(exp(l - e * TEN) * 100 - 1e-9) : floor(exp(l - e * TEN) * 100 + 1e-9)) / 100;
-	if (m >= 10) [m, e] = [1, e + 1];
-	return e < -3 || e > 4 ? `${m.toFixed(2)}×${power(e)}` : e < 2 ? (m * 10 ** e).toFixed(2 - e) : Math.round(m * 10 ** e).toLocaleString("en");
-};
 
 // A matrix from a text, or what is wrong with it.
 function read(text) {

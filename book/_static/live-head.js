@@ -1,6 +1,6 @@
 // The tool of "Measure your own head": a file with one head and its tokens is read here, and σ is measured with its bracket.
 live.picture("head", ({ one, form, show, bars, set }) => {
-const { say, minus } = live, { attention, dot, lanczos } = arithmetic, EXAMPLES = JSON.parse(form.dataset.examples), MOST = 2 ** 16;
+const { say, bound, minus } = live, { attention, dot, lanczos } = arithmetic, EXAMPLES = JSON.parse(form.dataset.examples), MOST = 2 ** 16;
 const need = (ok, name, expected, got) => { if (!ok) throw new Error(`${name}: expected ${expected}, got ${got}`); };
 const size = (M) => (Array.isArray(M) ? [M.length, ...(Array.isArray(M[0]) ? [M[0].length] : [])].join(" × ") + " entries" : M === undefined ? "nothing" : typeof M);
 
@@ -60,14 +60,14 @@ function draw({ example }, { fault, steps, norm, upper, products, n, words, know
 	one(".live-found").hidden = norm === undefined;
 	show({ fault: fault || (norm === undefined ? `measuring, ${steps} products so far …` : ""), name: form.querySelector(`[value=${example}]`)?.textContent ?? "Your file" });
 	if (norm === undefined) return;
-	show({ norm: say(norm), low: norm.toPrecision(7), high: upper.toPrecision(7), products, n });
+	show({ norm: say(norm), low: bound(Math.log(norm), false, 6), high: bound(Math.log(upper), true, 6), products, n });
 	one(".live-text").replaceChildren(...words.map((word, i) => {
 		const token = document.createElement("span");
 		token.className = "live-read";
 		token.innerHTML = "<span class='live-shares'><i></i><i></i></span><span></span>";
 		token.lastChild.textContent = word;
 		token.title = `push ${Math.round(100 * pushed[i])} %, answer ${Math.round(100 * answered[i])} %`;
-		[...token.firstChild.children].forEach((bar, k) => { bar.style.height = 5 * [pushed, answered][k][i] + "rem"; });
+		[...token.firstChild.children].forEach((bar, k) => { bar.style.height = 4 * [pushed, answered][k][i] + "rem"; });
 		return token;
 	}));
 	const best = (list) => list.indexOf(Math.max(...list)), [from, to] = [best(pushed), best(answered)];
@@ -78,7 +78,7 @@ function draw({ example }, { fault, steps, norm, upper, products, n, words, know
 		one(`[data-bar=${name}]`).style.width = 100 * Math.abs(terms[name]) / top + "%";
 	}
 	one(".live-known").hidden = !known;
-	for (const name of ["sigma", "upper", "local_upper", "best_upper"]) show({ [name]: Number.isFinite(known?.[name]) ? say(known[name]) : "—" });
+	for (const name of ["sigma", "upper", "local_upper", "best_upper"]) show({ [name]: Number.isFinite(known?.[name]) ? bound(Math.log(known[name]), name !== "sigma", 6) : "—" });
 }
 
 const take = (text) => { own = text; job = {}; return { example: "own" }; };

@@ -10,8 +10,10 @@ from pathlib import Path
 import torch
 
 from lab import models
-from lipcore import Attention, export_head
+from lipcore import Attention, export_head, local_lipschitz
 
+#: Where the examples are stored.
+STORED = Path(__file__).parents[2] / "book" / "_live" / "head.json"
 #: The head of MiniLM that is shown, and what it reads.
 LAYER, HEAD = 2, 4
 SENTENCE = "Attention is all you need, said the paper."
@@ -53,7 +55,17 @@ def exported(head: Attention, X: torch.Tensor, words: list[str]) -> dict:
         return json.loads(path.read_text(encoding="utf8"))
 
 
+def examples() -> dict:
+    """Return the two examples by their names."""
+    return {"crowd": crowd(), "minilm": minilm()}
+
+
+def sigma(head: Attention, X: torch.Tensor) -> float:
+    """Return the local Lipschitz constant."""
+    return local_lipschitz(head, X, tol=1e-8).value.item()
+
+
 if __name__ == "__main__":
-    found = {"crowd": exported(*crowd()), "minilm": exported(*minilm())}
+    found = {name: exported(*example) for name, example in examples().items()}
     text = json.dumps(found, ensure_ascii=False, separators=(",", ":"))
     Path(sys.argv[1]).write_text(text + "\n", encoding="utf8")
