@@ -2,7 +2,7 @@
 // ln of n, which is Infinity for every n. So nothing overflows.
 "use strict";
 const bounds = (() => {
-	const { dot, symmetric, valley, mix } = arithmetic, { abs, cos, exp, log, log1p, max, min, round, sin, sqrt } = Math, LOG2 = log(2);
+	const { dot, symmetric, valley, mix } = arithmetic, { abs, cos, exp, expm1, log, log1p, max, min, round, sin, sqrt } = Math, LOG2 = log(2);
 	const norm = (v) => sqrt(dot(v, v)), minus = (u, v) => mix(1, u, -1, v), scaled = (v, s) => v.map((x) => x * s);
 	const add = (x, y) => { const high = max(x, y), low = min(x, y); return low === -Infinity || high === Infinity ? high : high + log1p(exp(low - high)); };
 	const onePlus = (...factors) => add(0, factors.includes(-Infinity) ? -Infinity : factors.reduce((a, b) => a + b));
@@ -31,6 +31,8 @@ const bounds = (() => {
 		};
 		return min(least((p) => log(2 / (2 - p)) / p + row(p / (p - 1)), 1.01, 1.7), hardy(la));
 	});
+	// of every n with a causal mask, by Hardy's inequality for whole rows, or for the least weight of a row and the rest apart
+	const everyN = (lm, la) => min(lm + exp(la), add(lm, onePlus(LOG2 / 2, la) + exp(la) + log(-expm1(-2 * exp(la))) / 2));
 	const own = (f) => (ln, la, head) => add(f(ln, la, head), la);
 	const plain = {
 		general: (ln, la) => (log(3) + add(2 * la + onePlus(2 * LOG2, ln), ln)) / 2,
@@ -44,8 +46,8 @@ const bounds = (() => {
 	const masked = {
 		general: plain.general,
 		torn: plain.torn,
-		masked: own((ln, la) => min(onePlus(la) + ln / 2, hardy(la) + exp(la))),
-		moments: own((ln, la) => moments(la) + exp(la)),
+		masked: own((ln, la) => min(onePlus(la) + ln / 2, everyN(hardy(la), la))),
+		moments: own((ln, la) => everyN(moments(la), la)),
 		maskedRate: own((ln, la, { gap, rank }) => hardy(la) + min(2 * exp(la), rank * onePlus(LOG2, la, min(LOG2, log(rank) / 2)) + 1 + gap) / 2),
 	};
 
@@ -98,8 +100,8 @@ const bounds = (() => {
 	const count = (x, most) => max(1, min(round(x), most)), sigmoid = (x) => 1 / (1 + exp(-x));
 	const outer = (u, v, s, c) => u.map((x, i) => v.map((y, j) => s * x * y + (i === j ? c : 0)));
 	const ownQuery = (n, square, { size, left, right }) => {
-		const whole = n === Infinity ? 1 : 2 * max(Math.floor((n - 1) / 2), 1) / n;
-		return log(spectral(outer(left, right[0], (n === 2 ? 1 / 4 : whole) * size * square, 1 / n)));
+		const theta = 1 - 1 / n - (n % 2 === 0) / n ** 2;
+		return log(spectral(outer(left, right[0], theta * size * square, 1 / n)));
 	};
 	const copies = (n, square, { A, d, u, reached }) => {
 		const Au = times(A, u), size = norm(Au) * square, first = scaled(Au, 1 / norm(Au)), way = minus(first, u);

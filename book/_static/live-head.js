@@ -67,7 +67,7 @@ function draw({ example }, { fault, steps, norm, upper, products, n, words, know
 		token.innerHTML = "<span class='live-shares'><i></i><i></i></span><span></span>";
 		token.lastChild.textContent = word;
 		token.title = `push ${Math.round(100 * pushed[i])} %, answer ${Math.round(100 * answered[i])} %`;
-		[...token.firstChild.children].forEach((bar, k) => { bar.style.height = 4 * [pushed, answered][k][i] + "rem"; });
+		[...token.firstChild.children].forEach((bar, k) => { bar.style.height = 3 * [pushed, answered][k][i] + "rem"; });
 		return token;
 	}));
 	const best = (list) => list.indexOf(Math.max(...list)), [from, to] = [best(pushed), best(answered)];
