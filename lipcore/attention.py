@@ -324,6 +324,10 @@ class Attention(AttentionMap):
         check_fits(self, X)
         return X
 
+    def pair(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the tokens of the queries, and those of keys and values: X and X."""
+        return X, X
+
     def gates(self, X: Tensor) -> Tensor | None:
         """Return the gates at the queries' tokens X, shape (…, heads, n, 1 or p), or None."""
         return None if self.gate is None else per_head(X, self.gate, self.gate_bias).sigmoid()

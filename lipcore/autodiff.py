@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import re
 import warnings
 from collections.abc import Callable, Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from lipcore import guard
@@ -67,27 +68,39 @@ class AutogradJacobian(LinearOperator):
         require(callable(fn), "fn", "a callable", type(fn).__name__, TypeError)
         if check:
             guard.refuse_training(fn)
+        given = fn, X
         X, self.fn = batch_first(fn, X, layout)
         batch = X.ndim - check_count("event_dims", event_dims)
         require(batch >= 0, "event_dims", f"at most the {X.ndim} dimensions of X", event_dims)
         self.checked = check
         self._once = False  # whether some operation can be differentiated once only
         self._transposed = None
-        with (guard.unchanged if check else guard.isolated)(X.device), _in_one_line(_failure):
-            self.X = X.detach().clone(memory_format=torch.contiguous_format)
-            self._input = self.X.clone().requires_grad_()
-            self._output = self._called(self._input)
-        value = self._output
+        self.noise = torch.finfo(X.dtype).eps  #: relative rounding of the outputs, as measured
+        with guard.unchanged(fn, X.device) if check else guard.isolated(X.device) as state:
+            self._run(X, batch)
+            if check:
+                state.refuse_changes(values=True)
+                double = in_float64(*given) if X.dtype == torch.float32 else None
+                options = {"event_dims": event_dims, "layout": layout, "check": False}
+                exact = AutogradJacobian(*double, **options) if double else None
+                self.noise = guard.check_derivative(self, batch, state, exact)
+
+    def _run(self, X: Tensor, batch: int) -> None:
+        """Evaluate the map at X, with the graph of its derivative."""
+        self.X = X.detach().clone(memory_format=torch.contiguous_format)
+        self._input = self.X.clone().requires_grad_()
+        self.seen = guard.Seen()
+        with _in_one_line(_failure), self.seen:
+            value = self._output = self._called(self._input)
         got = f"{type(value).__name__}: wrap it, for example lambda X: module(X)[0]"
         require(isinstance(value, Tensor), "fn", "a map that returns a tensor", got, TypeError)
         check_same_kind("fn(X)", check_real_tensor("fn(X)", value), self.X, "X")
-        members = tuple(X.shape[:batch])
-        got = f"shape {tuple(value.shape)}: if that is no batch, pass event_dims={event_dims + 1}"
+        members, cure = tuple(X.shape[:batch]), f"pass event_dims={X.ndim - batch + 1}"
+        got = f"shape {tuple(value.shape)}: if that is no batch, {cure}"
         require(value.shape[:batch] == members, "fn", f"outputs with the batch {members}", got)
+        self.inference = value.is_inference()
         self.value = value.detach()
         self._describe(X, X.shape[:batch], X.shape[batch:], self.value.shape[batch:])
-        if check:
-            guard.check_derivative(self, batch)
 
     def evaluate(self, X: Tensor) -> Tensor:
         """Return the value of the map at X, without a derivative."""
@@ -125,6 +138,14 @@ class AutogradJacobian(LinearOperator):
                     return self._transpose(G.requires_grad_())[1].detach()
             return self._pulled(G.detach())
 
+    def matvec_forward(self, H: Tensor) -> Tensor:
+        """Return J[H] by forward mode, now and from now on, or NaN where it fails."""
+        self._once = True
+        try:
+            return self.matvec(H)
+        except NotImplementedError:
+            return torch.full_like(self.value, torch.nan)
+
     def _pushed_forward(self, H: Tensor) -> Tensor:
         with torch.no_grad():
             return torch.func.jvp(self._called, (self.X,), (H.clone(),))[1]
@@ -151,6 +172,29 @@ class AutogradJacobian(LinearOperator):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Converting a tensor with requires_grad")
             return self.fn(X.clone())  # a map that works in place must not change X
+
+
+def in_float64(fn: Callable, X: Tensor) -> tuple[Callable, Tensor] | None:
+    """Return the map and X in float64, or None where float64 tokens do not make it the same map.
+
+    A module, or what :func:`~lipcore.models.capture.capture` returns, is copied; the given one
+    stays as it is. A function is only called: one that closes over float32 modules gives None.
+    """
+    if X.dtype == torch.float64:
+        return fn, X
+    try:
+        if isinstance(fn, nn.Module):
+            double = copy.deepcopy(fn).double()
+        else:
+            double = fn.double() if hasattr(fn, "call") else fn
+        with guard.isolated(X.device), torch.no_grad():
+            value, exact = fn(X.clone()), double(X.double())
+    except Exception:  # it cannot be copied, or takes no other dtype
+        return None
+    if not isinstance(exact, Tensor) or exact.dtype != torch.float64 or exact.shape != value.shape:
+        return None
+    rounding = 1e-4 * value.abs().amax()  # half of the digits: autocast leaves float64 alone
+    return (double, X.double()) if bool((exact - value).abs().amax() <= rounding) else None
 
 
 def batch_first(fn: Callable, X: Tensor, layout: str) -> tuple[Tensor, Callable]:

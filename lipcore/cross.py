@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from lipcore._checks import check_fits, check_scores, check_tokens, require
@@ -17,6 +18,8 @@ from lipcore.autodiff import AutogradJacobian
 from lipcore.jacobian import AttentionJacobian
 from lipcore.operators import LinearOperator
 
+#: Layers with up to this many attention weights are measured in float64, whatever their dtype.
+FLOAT64_ENTRIES = 2**26
 #: What a map of one of two sequences has from its layer, as it is.
 _OF_THE_LAYER = ("heads", "output_dim", "output", "sinks", "not_bilinear")
 _OF_THE_LAYER += ("row_weights", "join_heads")
@@ -50,6 +53,13 @@ class AttentionMap:
         :class:`~lipcore.autodiff.AutogradJacobian`.
         """
         return (AutogradJacobian if self.not_bilinear else AttentionJacobian)(self, X)
+
+    def in_float64(self, X: Tensor) -> tuple[AttentionMap, Tensor] | None:
+        """Return the map and X in float64, or None where it would take long (``FLOAT64_ENTRIES``)."""
+        queries, keys = (tokens.shape[-2] for tokens in self.pair(X))
+        entries = X[..., 0, 0].numel() * self.heads * queries * keys
+        is_small = entries <= FLOAT64_ENTRIES and X.device.type != "mps"  # which has no float64
+        return (self.to(torch.float64), X.double()) if is_small else None
 
 
 @dataclass(frozen=True, eq=False, repr=False)

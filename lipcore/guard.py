@@ -1,10 +1,10 @@
 r"""Checks that refuse maps whose derivative by automatic differentiation cannot be trusted.
 
-Every map is tested at X, in a random direction. That
-:math:`\langle G_b, (JH)_b\rangle = \langle (J^\top G)_b, H_b\rangle` for each member b of the batch
-shows that J and Jᵀ are transposes, and fails where one member influences another. That J[H] is a
-finite difference is tested too; of many members, only for two, if the map moves these two in the
-same way without the others. The map may change nothing, and draw no random numbers.
+Every map is tested at X in one random direction H, in float64 where it can be had. Its outputs at
+X + hH and X − hH must differ from that at X by ±h J[H], for each member b of the batch, and
+:math:`\langle G_b, (JH)_b\rangle = \langle (J^\top G)_b, H_b\rangle`, which fails where one member
+influences another. The map must repeat its outputs, keep nothing from call to call, and draw
+nothing at random.
 
 The Jacobian of :class:`~lipcore.attention.Attention` is written out in closed form, is compared
 with dense derivatives in the package's tests, and needs no guard.
@@ -13,10 +13,13 @@ with dense derivatives in the package's tests, and needs no guard.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
+import random
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -26,21 +29,20 @@ from torch.backends import mha
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-#: How far the two sides of the adjoint identity may differ, relative to their usual size: half of
-#: float32's digits, since softmax is often worked out in float32 whatever the dtype.
-ADJOINT_TOLERANCE = 1e-3
-#: How far J[H] may be from a finite difference, relative to it.
-DIFFERENCE_TOLERANCE = {torch.float32: 1e-2, torch.float64: 1e-3}
-#: The same for any map, however little its finite differences can be trusted.
+#: Length of the first step, relative to each token, how far J[H] may be from the difference, and
+#: how far the two sides from each other: of float32, half the digits are lost, of float64 a third.
+FIRST = {torch.float64: (1e-5, 1e-6, 1e-4), torch.float32: (3e-3, 1e-3, 3e-2)}
+#: Lengths of the steps if that fails; the shorter ones only where the map works in float64.
+STEPS = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5)
+SHORT_STEPS = (1e-6, 1e-7, 1e-8, 1e-9, 1e-10)
+#: How far J[H] may be from any difference, however little it can be trusted.
 LARGEST_ERROR = 0.1
-#: Length of the first step, relative to each token, and of those that follow if it does not agree.
-FIRST_STEP = {torch.float32: 1e-3, torch.float64: 1e-6}
-STEPS = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 1e-6, 1e-7)
-#: With so many members or more, finite differences are those of the first and the last, alone.
-MANY = 6
+#: Relative rounding above which a map of float64 has fewer digits inside.
+ROUNDING = 1e-10
 #: Members that are moved at most, one after the other, to see whether others follow.
 MEMBERS_MOVED = 16
-_HIDING = {"detach", "detach_", "data", "numpy", "item", "tolist", "no_grad", "__float__"}
+_HIDING = {"detach", "detach_", "data", "no_grad"}
+_LEAVING = {"numpy", "item", "tolist", "__float__"}
 _STEPPED = {"round", "floor", "ceil", "trunc", "sign", "argmax", "argsort", "topk", "bucketize"}
 _SEED = 0x5EED
 _OWN_SEED = int.from_bytes(b"lipcore")
@@ -92,53 +94,192 @@ def refuse_training(fn: Callable) -> None:
         raise ValueError(f"fn: expected a module in evaluation mode, got {got}")
 
 
+# --- what a map keeps from call to call ------------------------------------------------------
+
+
 @contextlib.contextmanager
-def unchanged(device: torch.device) -> Iterator[None]:
-    """Refuse code that changes buffers or flags of its modules, draws random numbers, or sets seeds.
+def unchanged(fn: Callable, device: torch.device) -> Iterator[State]:
+    """Yield what a map holds, and put it back afterwards: buffers, attributes, containers, seeds.
 
-    Buffers, training flags and the seed are restored.
-
-    >>> norm = nn.BatchNorm1d(2)
-    >>> with unchanged(torch.device("cpu")):
-    ...     y = norm(torch.tensor([[0.0, 1.0], [2.0, 3.0]]))
+    >>> norm, X = nn.BatchNorm1d(2), torch.tensor([[0.0, 1.0], [2.0, 3.0]])
+    >>> with unchanged(norm, X.device) as state:
+    ...     y = norm(X)
+    ...     state.refuse_changes(values=True)
     Traceback (most recent call last):
     ...
-    ValueError: fn: expected a map that changes nothing, got BatchNorm1d in training mode that...
+    ValueError: fn: expected a map that changes nothing, got one that changes running_mean of...
     """
-    before = {}
     thread = threading.get_ident()
 
-    def note(module: nn.Module, _) -> None:
-        if module not in before and threading.get_ident() == thread:
-            buffers = dict(module.named_buffers(recurse=False))
-            copies = {name: (buffer, buffer.clone()) for name, buffer in buffers.items()}
-            before[module] = (module.training, copies)
+    def enters(module: nn.Module, _) -> None:
+        if threading.get_ident() == thread:
+            state.add(module, type(module).__name__)
 
     with isolated(device):
-        handle = nn.modules.module.register_module_forward_pre_hook(note)
-        chance = _set_seed(device, _SEED)
+        sources = [torch.default_generator]
+        if device.type == "cuda":
+            sources.append(torch.cuda.default_generators[device.index or 0])
+        for source in sources:
+            source.manual_seed(_SEED)  # a map that sets its own is seen then
+        state = State([*sources, random._inst, np.random.mtrand._rand, fn])
+        handle = nn.modules.module.register_module_forward_pre_hook(enters)
         try:
-            yield
+            yield state
         finally:
             handle.remove()
-            changed = [what for item in before.items() for what in _put_back(*item)]
-        if changed:
-            cure = "call .eval(), or measure a map that has no such state"
-            raise ValueError(f"fn: expected a map that changes nothing, got {changed[0]}: {cure}")
-        if not all(map(torch.equal, chance, _chance(device))):
-            dropout = [m for m in before if m.training and "Dropout" in type(m).__name__]
-            by = f"{type(dropout[0]).__name__} in training mode" if dropout else "dropout, a seed"
-            raise ValueError(
-                "fn: expected a map without chance, got one that draws random numbers or sets the "
-                f"seed ({by}): call .eval(), or draw before the map"
-            )
+            state.put_back()
 
 
-def check_derivative(J, batch: int) -> None:
+class State:
+    """All that calls of a map may change: what it holds, directly or through others, as it was."""
+
+    def __init__(self, roots: list) -> None:
+        self._was = {}
+        for root in roots:
+            self.add(root, type(root).__name__)
+
+    def add(self, root: object, owner: str) -> None:
+        """Note a thing, and what it holds."""
+        left = [(root, owner)]
+        while left:
+            thing, owner = left.pop()
+            if isinstance(thing, nn.Parameter | type | types.ModuleType):
+                continue
+            if hasattr(thing, "__dict__") and not isinstance(thing, _CLOSED):
+                left += [(part, owner) for part in _called_by(thing)]
+                thing, owner = vars(thing), type(thing).__name__
+            if id(thing) not in self._was:
+                content = _content(thing)
+                if content is not None:
+                    self._was[id(thing)] = thing, owner, content
+                left += _named(thing, owner)
+
+    def again(self) -> State:
+        """Return what the same things hold now."""
+        later = State([])
+        for thing, owner, _ in list(self._was.values()):
+            later.add(thing, owner)
+        return later
+
+    def refuse_changes(self, *, values: bool = False) -> None:
+        """Raise ValueError if something has changed; with ``values``, not if only names have.
+
+        What a first call adds, such as a mask made once, may stay.
+        """
+        changed = [(*entry, _content(entry[0])) for entry in self._was.values()]
+        changed = [entry for entry in changed if not _same(entry[2], entry[3])]
+        if any(isinstance(thing, _SOURCES) for thing, *_ in changed):
+            cure = "call .eval(), or draw before the map"
+            what = "draws random numbers or sets the seed (dropout, for example)"
+            raise ValueError(f"fn: expected a map without chance, got one that {what}: {cure}")
+        for thing, owner, was, now in changed:
+            names = [owner]
+            if isinstance(thing, dict):
+                names = [k for k in {**was, **now} if not _same(was.get(k), now.get(k))]
+                names = [f"{name} of {owner}" for name in names if name == "training" or not values]
+            elif values and not isinstance(thing, Tensor):
+                names = []
+            if names:
+                what = f"one that changes {names[0]}"
+                cure = "call .eval(), or measure a map that has no such state"
+                raise ValueError(f"fn: expected a map that changes nothing, got {what}: {cure}")
+
+    def put_back(self) -> None:
+        """Let all things hold again what they held."""
+        for thing, _, was in self._was.values():
+            if not _same(_content(thing), was):
+                _put_back(thing, was)
+
+
+_SOURCES = (torch.Generator, random.Random, np.random.RandomState, np.random.Generator)
+_CLOSED = (Tensor, types.FunctionType, *_SOURCES)
+_GLOBALS = (nn.Module, list, dict, *_SOURCES)
+
+
+def _called_by(thing: object) -> list:
+    """Return what a bound method or a partial function calls, and what its object holds."""
+    if isinstance(thing, functools.partial):
+        return [thing.func, thing.args, thing.keywords]
+    return [thing.__self__, thing.__func__] if isinstance(thing, types.MethodType) else []
+
+
+def _named(thing: object, owner: str) -> list[tuple[object, str]]:
+    """Return what a container, a function or one of its variables holds, with a name for each."""
+    if isinstance(thing, types.FunctionType):
+        names = thing.__code__.co_names
+        used = [(thing.__globals__.get(name), name) for name in names]
+        cells = zip(thing.__closure__ or (), thing.__code__.co_freevars, strict=True)
+        return [*cells, *((part, name) for part, name in used if isinstance(part, _GLOBALS))]
+    if isinstance(thing, dict):
+        return [(part, f"{name} of {owner}") for name, part in thing.items()]
+    parts = _content(thing) if isinstance(thing, types.CellType) else thing
+    is_container = isinstance(parts, list | tuple | set)
+    return [(part, owner) for part in parts] if is_container else []
+
+
+def _content(thing: object):
+    """Return a copy of what a thing holds, or None if it holds nothing that can change."""
+    if isinstance(thing, Tensor):
+        return thing.detach().clone()
+    if isinstance(thing, dict | list):
+        return thing.copy()
+    if isinstance(thing, np.random.Generator):
+        return thing.bit_generator.state
+    with contextlib.suppress(ValueError, NotImplementedError):  # an empty cell, SystemRandom
+        if isinstance(thing, types.CellType):
+            return [thing.cell_contents]
+        if isinstance(thing, _SOURCES):
+            return (getattr(thing, "get_state", None) or thing.getstate)()
+    return None
+
+
+def _put_back(thing: object, was) -> None:
+    if isinstance(thing, Tensor):
+        thing.data = was
+    elif isinstance(thing, dict):
+        thing.clear()
+        thing.update(was)
+    elif isinstance(thing, list):
+        thing[:] = was
+    elif isinstance(thing, types.CellType):
+        thing.cell_contents = was[0]
+    elif isinstance(thing, np.random.Generator):
+        thing.bit_generator.state = was
+    else:
+        (getattr(thing, "set_state", None) or thing.setstate)(was)
+
+
+def _same(one: object, other: object) -> bool:
+    """Return whether two contents are equal, as far as one can tell without running their code."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Tensor):
+        if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
+            return False
+        return torch.equal(one, other) or (
+            bool((one.isnan() == other.isnan()).all())
+            and bool((one == other).logical_or(one.isnan()).all())
+        )
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(one[k], other[k]) for k in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return isinstance(one, bool | int | float | complex | str | bytes) and one == other
+
+
+# --- the derivative ----------------------------------------------------------------------------
+
+
+def check_derivative(J, batch: int, state: State, exact=None) -> float:
     """Refuse a map whose derivative by autodiff is not the derivative of what it does.
 
-    ``batch`` says how many of the first dimensions of X and of the output are the batch. The
-    message names the cause that is found, among those that are known.
+    ``batch`` says how many of the first dimensions of X and of the output are the batch, ``exact``
+    is J in float64, if it can be had. Returned is the relative rounding of the outputs. The message
+    names the cause that is found, among those that are known.
 
     >>> from lipcore import AutogradJacobian
     >>> AutogradJacobian(lambda X: X - X.mean(0), torch.tensor([[[1.0]], [[2.0]]]))
@@ -146,69 +287,123 @@ def check_derivative(J, batch: int) -> None:
     ...
     ValueError: fn: expected members of the batch (2,) that do not influence one another...
     """
-    symptom = _symptom(J, batch)
+    tested = J if exact is None else exact
+    H = _direction(J.X, batch).to(tested.X.dtype)
+    for one in (J, tested):
+        _refuse_two_outputs(one, H.to(one.X.dtype), state)
+    seen = J.seen
+    if seen.half:
+        what = f"one that works in {seen.half} inside: convert that part"
+        raise ValueError(f"fn: expected a map with the digits of X, got {what}")
+    symptom, rounding = _symptom(tested, H, batch)
+    if symptom is None and exact is not None:
+        short, long = (_flat(x, batch) for x in (J.matvec(H.to(J.X.dtype)), exact.matvec(H)))
+        if bool((_norm(short - long) > LARGEST_ERROR * _norm(long)).any()):
+            symptom = "float32 does not give what float64 gives"
     if symptom is not None:
-        raise ValueError(_why(J, batch, symptom))
+        raise ValueError(_why(tested, batch, H, symptom, seen))
+    return rounding
 
 
-def _symptom(J, batch: int) -> str | None:
-    """Return what is wrong with J and its transpose at X, or None."""
-    generator = torch.Generator().manual_seed(_SEED)
-    H = _direction(J.X, batch, generator)
-    length = FIRST_STEP[J.X.dtype]
-    step = (J.X + length * H) - J.X  # without the rounding of a step that is not representable
-    H = step / length
-    G = _normal(J.value, generator)
+def _refuse_two_outputs(J, H: Tensor, state: State) -> None:
+    """Refuse a map whose output at X, or near it, is another when it is asked again."""
+    later = state.again()
+    near = J.X + FIRST[J.X.dtype][0] * H
+    same = _repeats(J.value, J.evaluate(J.X))
+    later.refuse_changes()
+    first = J.evaluate(near)
+    state.put_back()
+    if not (same and _repeats(first, J.evaluate(near))):
+        cure = "remove what it draws at random, or keeps from call to call"
+        raise ValueError(f"fn: expected the same output at the same X, got two: {cure}")
+
+
+def _repeats(one: Tensor, other: Tensor) -> bool:
+    """Return whether two outputs are the same, up to sums in another order."""
+    rounding = 64 * torch.finfo(one.dtype).eps * one.abs().amax()
+    return torch.equal(one, other) or bool((one - other).abs().amax() <= rounding)
+
+
+def _symptom(J, H: Tensor, batch: int) -> tuple[str | None, float]:
+    """Return what is wrong with J and its transpose at X, or None, and the rounding of outputs."""
+    dtype = J.X.dtype
+    G = draw_normal(J.value.shape, 1).to(J.X)
     JG = J.rmatvec(G)  # first, since it builds the graph that push needs
     JH = J.matvec(H)
+    if _is_finite(JG) and not _is_finite(JH):
+        JH = J.matvec_forward(H)
     if not (_is_finite(JH) and _is_finite(JG)):
         raise ValueError("fn: expected finite products, got NaN or infinity: no derivative at X")
-    if not _are_adjoint(H, G, JH, JG, batch):
-        return "J and its transpose do not belong together"
-    if _few_agree(J, step, JH, batch):
-        return None
-    short = (J.evaluate(J.X + step) - J.value) / length
-    if _agree(J.value, JH, short, batch) or _differences_agree(J, H, JH, batch):
-        return None
-    return "a finite difference is not what autodiff gives"
+    jh, value = _norm(_flat(JH, batch)), _norm(_flat(J.value, batch))
+    length, error, bend = FIRST[dtype]
+    difference, bent = _difference(J, H, length, batch)
+    wrong = _norm(difference - _flat(JH, batch))
+    floor = 8 * torch.finfo(dtype).eps / length * value
+    good = (wrong <= error * jh + floor) & (bent <= bend * jh + floor) & (floor <= bend * jh)
+    rounding = torch.finfo(dtype).eps
+    if not bool(good.all()):
+        what, rounding = _ladder(J, H, JH, batch)
+        if what is not None:
+            return what, rounding
+    tolerance = 1e-6 if rounding <= ROUNDING else 1e-3
+    if not _are_adjoint(H, G, JH, JG, batch, tolerance):
+        return "J and its transpose do not belong together", rounding
+    return None, rounding
+
+
+def _difference(J, H: Tensor, length: float, batch: int) -> tuple[Tensor, Tensor]:
+    """Return the central difference, and the norm of half the distance of the one-sided ones."""
+    forth, back = (_flat(J.evaluate(J.X + step * H) - J.value, batch) for step in (length, -length))
+    return (forth - back) / (2 * length), _norm(forth + back) / (2 * length)
+
+
+def _ladder(J, H: Tensor, JH: Tensor, batch: int) -> tuple[str | None, float]:
+    """Compare J[H] with differences of all lengths, and return what is wrong and the rounding.
+
+    Long steps see curvature and kinks; short ones are lost in rounding, which is that of float32
+    where a map upcasts its softmax. How much is lost shows in the change to the next steps. Where
+    the two sides differ by the same at all lengths, X is at a kink.
+    """
+    dtype, jh, value = J.X.dtype, _flat(JH, batch), _norm(_flat(J.value, batch))
+    lengths, rounding = STEPS, torch.finfo(dtype).eps
+    if dtype == torch.float64:
+        beside = torch.maximum(value, _norm(jh)).clamp(min=1e-300)
+        long, short = (_difference(J, H, h, batch)[1] for h in (1e-5, 1e-7))
+        lost = torch.where(short > 3 * long, short, 0) * 2e-7 / beside  # a kink loses no digits
+        rounding = max(rounding, float(lost.max()))
+        lengths = STEPS + SHORT_STEPS if rounding <= ROUNDING else STEPS
+    differences, bent = zip(*(_difference(J, H, h, batch) for h in lengths), strict=True)
+    size = torch.stack([torch.maximum(_norm(jh), _norm(x)) for x in differences])
+    wrong = torch.stack([_norm(x - jh) for x in differences])
+    steps = torch.tensor(lengths, dtype=torch.float64, device=jh.device)
+    floor = 8 * torch.finfo(dtype).eps * value / steps.reshape(-1, *[1] * value.ndim)
+    change = torch.stack([_norm(x - y) for x, y in itertools.pairwise(differences)])
+    spread = torch.maximum(change[1:], change[:-1]) + floor[1:-1]
+    inner, spread_at = (wrong[1:-1], size[1:-1]), spread.argmin(0, keepdim=True)
+    error, beside, spread, floor_at = (
+        x.gather(0, spread_at)[0] for x in (*inner, spread, floor[1:-1])
+    )
+    trusted = torch.minimum(3 * spread, LARGEST_ERROR * beside) + FIRST[dtype][1] * beside
+    if not bool((error <= torch.maximum(trusted, floor_at)).all()):
+        return "a finite difference is not what autodiff gives", rounding
+    noisy = rounding > ROUNDING or dtype == torch.float32
+    largest = (LARGEST_ERROR if noisy else FIRST[dtype][2]) * size.amin(0)
+    if not bool((torch.stack(bent) <= largest + floor).any(0).all()):
+        return "X is at a kink, from which the map goes on differently to the two sides", rounding
+    return None, rounding
 
 
 def _is_finite(tensor: Tensor) -> bool:
     return math.isfinite(tensor.sum()) or bool(torch.isfinite(tensor).all())
 
 
-def _few_agree(J, step: Tensor, JH: Tensor, batch: int) -> bool:
-    """Return whether two of many members, the first and the last, move alone as J says.
-
-    False proves nothing, since a map may be made for one number of members.
-    """
-    size, dim = max(((size, dim) for dim, size in enumerate(J.X.shape[:batch])), default=(0, 0))
-    if size < MANY:
-        return False
-    ends = torch.tensor([0, size - 1], device=J.X.device)
-    X, step, value, jh = (x.index_select(dim, ends) for x in (J.X, step, J.value, JH))
-    try:
-        change = J.evaluate(X + step) - value
-    except Exception:
-        return False
-    return change.shape == jh.shape and _agree(value, jh, change / FIRST_STEP[J.X.dtype], batch)
-
-
-def _agree(value: Tensor, JH: Tensor, difference: Tensor, batch: int) -> bool:
-    """Return whether the first difference is JH for each member, and rounding small beside it."""
-    wrong, size, rounding = _compared(value, JH, difference, FIRST_STEP[value.dtype], batch)
-    tolerance = DIFFERENCE_TOLERANCE[value.dtype]
-    agree = (wrong <= tolerance * size + rounding) & (rounding <= LARGEST_ERROR * size)
-    return bool(agree.all())
-
-
-def _direction(X: Tensor, batch: int, generator: torch.Generator) -> Tensor:
+def _direction(X: Tensor, batch: int) -> Tensor:
     """Return a direction: X as a whole, all tokens together, and each token by itself.
 
     A part of the derivative that acts in few directions is then seen.
     """
-    alone = _normal(X, generator)
-    together = _normal(X.narrow(-2, 0, 1) if X.ndim > max(batch, 1) else X, generator)
+    shared = (*X.shape[:-2], 1, X.shape[-1]) if X.ndim > max(batch, 1) else X.shape
+    alone, together = draw_normal(X.shape, 2).to(X), draw_normal(shared, 3).to(X)
     return X + _sizes(X, batch) * (alone + together)
 
 
@@ -220,11 +415,6 @@ def _sizes(X: Tensor, batch: int) -> Tensor:
     return torch.where(token > 0, token, member)
 
 
-def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
-    draw = torch.randn(like.shape, generator=generator, dtype=torch.float32)
-    return draw.to(like.device, like.dtype)
-
-
 def _flat(tensor: Tensor, batch: int) -> Tensor:
     """Return one vector in float64 for each member."""
     return tensor.double().reshape(*tensor.shape[:batch], -1)
@@ -234,71 +424,56 @@ def _norm(vectors: Tensor) -> Tensor:
     return torch.linalg.vector_norm(vectors, dim=-1)
 
 
-def _are_adjoint(H: Tensor, G: Tensor, JH: Tensor, JG: Tensor, batch: int) -> bool:
+def _are_adjoint(H, G, JH, JG, batch: int, tolerance: float) -> bool:
     """Return whether ⟨G, JH⟩ = ⟨JᵀG, H⟩ for each member, up to a share of its usual size."""
     g, jh, jg, h = (_flat(x, batch) for x in (G, JH, JG, H))
     difference = ((g * jh).sum(-1) - (jg * h).sum(-1)).abs()
     entries = max(JH.numel(), H.numel()) / max(1, difference.numel())
     usual = (_norm(g) * _norm(jh) + _norm(jg) * _norm(h)) / entries**0.5
-    return bool((difference <= ADJOINT_TOLERANCE * usual).all())
+    return bool((difference <= tolerance * usual).all())
 
 
-def _compared(value: Tensor, JH: Tensor, difference: Tensor, length: float, batch: int):
-    """Return for each member the distance of a difference to JH, the larger norm, and rounding."""
-    rounding = 4 * torch.finfo(value.dtype).eps / length
-    jh, fd, value = (_flat(x, batch) for x in (JH, difference, value))
-    rounding = rounding * _norm(value)
-    return _norm(jh - fd), torch.maximum(_norm(jh), _norm(fd)), rounding
+# --- the cause -----------------------------------------------------------------------------------
 
 
-def _differences_agree(J, H: Tensor, JH: Tensor, batch: int) -> bool:
-    """Return whether the best central difference is JH for each member, as far as one can tell.
-
-    Long steps see curvature and kinks; short ones are lost in rounding, which is that of float32
-    where a map upcasts its softmax. How much is lost shows in the change to the next shorter step.
-    """
-    differences = []
-    for length in STEPS:
-        forth, back = (J.evaluate(J.X + sign * length * H) for sign in (1, -1))
-        differences.append((forth - back) / (2 * length))
-    compared = [
-        _compared(J.value, JH, fd, step, batch) for fd, step in zip(differences, STEPS, strict=True)
-    ]
-    wrong, size, rounding = compared[0]
-    unseen = torch.maximum(wrong, size) <= rounding  # too little to be seen at any length
-    errors = torch.stack([wrong / size.clamp(min=1e-300) for wrong, size, _ in compared[:-1]])
-    changes = (_norm(_flat(x - y, batch)) for x, y in itertools.pairwise(differences))
-    changes = torch.stack([change / size.clamp(min=1e-300) for change in changes])
-    error, best = errors.min(0)
-    trusted = 3 * changes.gather(0, best[None])[0]
-    trusted = trusted.clamp(DIFFERENCE_TOLERANCE[J.X.dtype], LARGEST_ERROR)
-    return bool((unseen | (error <= trusted)).all())
-
-
-def _why(J, batch: int, symptom: str) -> str:
+def _why(J, batch: int, H: Tensor, symptom: str, seen: Seen) -> str:
     """Return one line that names the cause of ``symptom``, among those that are known."""
-    for again in (J.evaluate(J.X), J.evaluate(J.X)):
-        if not torch.allclose(again, J.value, rtol=1e-4, atol=1e-4 * float(J.value.abs().max())):
-            cure = "remove what it draws at random, or keeps from call to call"
-            return f"fn: expected the same output at the same X, got two: {cure}"
-    mixed = _mixed_dimension(J.evaluate, J.X, again, batch)
+    mixed = _mixed_dimension(J.evaluate, J.X, J.value, batch)
     if mixed is not None:
         return _about_the_batch(J, batch, mixed)
-    seen = _Seen()
-    with isolated(J.X.device), seen:
-        value = J.fn(J.X.clone())
-    hidden = sorted(seen.names & _HIDING) + (["inference_mode"] if value.is_inference() else [])
-    stepped = sorted(seen.names & _STEPPED)
+    hidden = sorted(seen.names & _HIDING) if _matters(J, H) else []
+    hidden += ["inference_mode"] if J.inference else []
     if hidden:
         what = f"one that hides a part from it ({', '.join(hidden)})"
         return f"fn: expected a map that autodiff sees whole, got {what}: {symptom}; remove that"
+    leaving, stepped = (sorted(seen.names & names) for names in (_LEAVING, _STEPPED))
+    expected = "fn: expected a map with the derivative that autodiff gives, but"
+    if leaving:
+        return (
+            f"{expected} {symptom}: it may be hidden by what leaves PyTorch, {', '.join(leaving)}"
+        )
     if stepped:
-        what = f"{', '.join(stepped)}, whose derivative is zero or made up"
-        return f"fn: expected a differentiable map, got one with {what}: {symptom}"
+        return f"{expected} {symptom}: {', '.join(stepped)} has none, and may have one made up"
+    if "kink" in symptom:
+        return f"{expected} {symptom}: move X, or leave out what is zero or equal there"
     cure = "a custom backward or a kink may be wrong there"
     if J.X.dtype == torch.float32:
         cure += ", or float32 too short: try .double()"
-    return f"fn: expected a map with the derivative that autodiff gives, but {symptom}: {cure}"
+    return f"{expected} {symptom}: {cure}"
+
+
+def _matters(J, H: Tensor) -> bool:
+    """Return whether J[H] is another where nothing is hidden from autodiff on purpose."""
+
+    def open_to_all(X: Tensor) -> Tensor:
+        with Seen(hiding=False):
+            return J.fn(X)
+
+    try:
+        whole = type(J)(open_to_all, J.X, event_dims=len(J.input_shape), check=False).matvec(H)
+    except Exception:
+        return True
+    return bool((whole - J.matvec(H)).abs().amax() > 1e-6 * whole.abs().amax())
 
 
 def _mixed_dimension(evaluate: Callable, X: Tensor, value: Tensor, batch: int) -> int | None:
@@ -338,12 +513,12 @@ def _about_the_batch(J, batch: int, mixed: int) -> str:
     )
 
 
-class _Seen(TorchFunctionMode):
-    """Records the names of the functions of PyTorch that are called."""
+class Seen(TorchFunctionMode):
+    """Records the names of the functions of PyTorch that are called, and lets none hide, if asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, hiding: bool = True) -> None:
         super().__init__()
-        self.names = set()
+        self.names, self.half, self.hiding = set(), "", hiding
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name = getattr(func, "__name__", "")
@@ -352,45 +527,10 @@ class _Seen(TorchFunctionMode):
         if name == "_set_grad_enabled":
             name = "" if args[0] else "no_grad"
         self.names.add(name)
-        return func(*args, **(kwargs or {}))
-
-
-def _chance(device: torch.device) -> list[Tensor]:
-    """Return the states of the generators that code on this device draws from."""
-    states = [torch.get_rng_state()]
-    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
-
-
-def _set_seed(device: torch.device, seed: int) -> list[Tensor]:
-    """Seed these generators, and return their states."""
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            torch.cuda.manual_seed(seed)
-    return _chance(device)
-
-
-def _put_back(module: nn.Module, was: tuple[bool, dict]) -> list[str]:
-    """Restore the flag and the buffers of a module, and return what had changed."""
-    training, buffers = was
-    kind = f"{type(module).__name__} in {'training' if training else 'evaluation'} mode"
-    changed = []
-    if module.training != training:
-        module.training = training
-        changed.append(f"{kind} that changes its mode")
-    now = dict(module.named_buffers(recurse=False))
-    for name, (buffer, copy) in buffers.items():
-        if not _equal(now.get(name), copy):
-            changed.append(f"{kind} that changes its buffer {name}")
-        if now.get(name) is not buffer:
-            setattr(module, name, buffer)
-        if not _equal(buffer, copy):
-            with torch.no_grad():
-                buffer.copy_(copy)
-    return changed
-
-
-def _equal(one: Tensor | None, other: Tensor) -> bool:
-    if one is None or one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    return torch.equal(one, other) or bool(((one == other) | (one != one) & (other != other)).all())
+        if name in _HIDING and not self.hiding:
+            return None if name == "no_grad" else args[0]
+        result = func(*args, **(kwargs or {}))
+        is_half = isinstance(result, Tensor) and result.dtype in (torch.float16, torch.bfloat16)
+        if is_half and result.requires_grad:
+            self.half = str(result.dtype).removeprefix("torch.")
+        return result

@@ -49,6 +49,8 @@ class AttentionJacobian(LinearOperator):
     X : Tensor, shape (…, n, d)
     store : bool, optional
         Whether to keep P, whatever its size.
+    error : float
+        How far layer and X are, relatively, from those whose Jacobian is meant.
 
     Notes
     -----
@@ -58,6 +60,18 @@ class AttentionJacobian(LinearOperator):
     under P_i. P is visited in tiles, a few heads and some rows at a time. It is kept where it is
     small (``WEIGHTS_BYTES``); otherwise each product recomputes it, and memory is linear in n.
     Masks and biases only change P, and sinks only the sums of its rows.
+
+    ``rounding`` bounds, to first order in the dtype's ε, the error of a product with a unit vector.
+    A sum of m products, in any order, is off by at most m·ε/2 times the sum of their sizes. So
+    queries are off by :math:`o_q = \tfrac\varepsilon2(d+8)\,(\|Q\|_F\max\|x\|+\|b^q\|)`, and
+    so on. With g for ε times all lengths together and q, k, v for the largest vectors, scores are
+    off by :math:`\delta = o_qk + o_kq + g\,qk` and what tables and sinks add, and weights relatively
+    by :math:`\rho = e^{2\delta+4g}-1`. A head is then off by at most
+
+    .. math:: (4\rho+8g)\,\big(\|Q\|kv + \|P\|\,\|K\|qv + \|P\|\,\|V\|\big)
+        + 2\|Q\|\,(o_kv+ko_v) + 2\|P\|\,\|K\|\,(o_qv+qo_v),
+
+    where :math:`\|P\|^2` is at most the largest sum of a column.
 
     Examples
     --------
@@ -71,10 +85,11 @@ class AttentionJacobian(LinearOperator):
     allows_inference_mode = True
 
     @torch.no_grad()
-    def __init__(self, layer, X: Tensor, *, store: bool | None = None) -> None:
+    def __init__(self, layer, X: Tensor, *, store: bool | None = None, error: float = 0.0) -> None:
         attention = self.attention = getattr(layer, "attention", layer)
         others = attention.not_bilinear
         require(not others, "attention", "scores (A x + c)·x alone", f"{others}: use .jacobian")
+        self._layer, self._X = layer, X
         X = layer.check_input(X).detach()
         # unless sinks take a share, a bias of the values cancels: left out, it costs no digits
         projected = layer.project(X, value_bias=attention.sinks is not None)
@@ -97,6 +112,58 @@ class AttentionJacobian(LinearOperator):
             if "gate" in self._widths:
                 self._slopes = (gates * (1 - gates) * head_outputs(layer, X)).flatten(0, -3)
         self._weigh(store)
+        self.rounding = self._rounding(error)
+
+    def in_float64(self) -> AttentionJacobian | None:
+        """Return the Jacobian of the layer in float64, or None if that would take long."""
+        if self.dtype == torch.float64:
+            return self
+        twin = self._layer.in_float64(self._X)
+        return None if twin is None else AttentionJacobian(*twin)
+
+    def _rounding(self, error: float) -> Tensor:
+        """Return what rounding may do to products with unit vectors; see the notes above."""
+        layer, attention = self._layer, self.attention
+        tokens = dict(zip(("query", "key"), layer.pair(self._X.detach()), strict=True))
+        tokens |= {"value": tokens["key"], "gate": tokens["query"]}
+        n, m = (tokens[name].shape[-2] for name in ("query", "key"))
+        eps = torch.finfo(self.dtype).eps
+        joined = attention.heads * self._v.shape[-1]
+        g = (
+            eps * (n + m + sum(self._projection.shape) + joined + self.output_shape[-1] + 20)
+            + error
+        )
+        turned = 0 if attention.rotary is None else 4 * max(n, m) * attention.rotary.abs().max()
+
+        def off(name: str) -> Tensor:  # how far the parts of one token may be off, (…, heads)
+            weight, bias = getattr(attention, name), getattr(attention, f"{name}_bias")
+            size = weight.flatten(1).norm(dim=-1) * _longest(tokens[name])[..., None]
+            cancels = name == "value" and attention.sinks is None and attention.gate is None
+            size = size if bias is None or cancels else size + bias.norm(dim=-1)
+            return (eps / 2 * (weight.shape[-1] + 8 + turned) + error) * size
+
+        off_q, off_k, off_v = abs(attention.scale) * off("query"), off("key"), off("value")
+        q, k, v = (_longest(part).reshape(off_k.shape) for part in (self._q, self._k, self._v))
+        if attention.gate is not None and attention.value_bias is not None:
+            v = v + attention.value_bias.norm(dim=-1)
+        added = (getattr(attention, name) for name in ("bias", "log_weights", "sinks"))
+        added = sum(_largest_finite(table) for table in added if table is not None)
+        delta = off_q * k + off_k * q + g * q * k + 4 * eps * added
+        rho = torch.expm1((2 * delta + 4 * g).clamp(max=100))  # more than anybody asks for
+        norms = {name: _spectral(getattr(attention, name)) for name in self._widths}
+        a = abs(attention.scale) * norms.get("query", 0.0)
+        b, c = (self._spread * norms.get(name, 0.0) for name in ("key", "value"))
+        size = a * k * v + b * q * v + c
+        heads = (4 * rho + 8 * g) * size
+        heads = heads + 2 * (a * (off_k * v + k * off_v) + b * (off_q * v + q * off_v))
+        if attention.gate is not None:
+            gate = off("gate")  # gates are off by a quarter of this
+            heads = heads + 2 * gate * size
+            heads = heads + (rho + 8 * g + gate) * (v + off_v) * norms.get("gate", 0.0)
+        if attention.output is None:
+            return heads.norm(dim=-1)
+        output = attention.output.unflatten(1, (attention.heads, -1)).transpose(0, 1)
+        return (_spectral(output) * (heads + g * size)).sum(-1)
 
     def _weigh(self, store: bool | None) -> None:
         """Work out P once, for its largest entries, and keep it where it is small."""
@@ -109,11 +176,15 @@ class AttentionJacobian(LinearOperator):
         if store is None:
             store = blocks * n * keys * size <= WEIGHTS_BYTES
         tiles = []
-        for heads, rows, _, P in self._tiles():
+        columns = self._q.new_zeros(blocks, keys)  # what each key has of all queries
+        for heads, rows, seen, P in self._tiles():
             self._heaviest[heads, rows] = P.argmax(-1, keepdim=True)
+            columns[heads, seen] += P.sum(-2)
             if store:
                 tiles.append(P)
         self._P = tiles if store else None
+        # ‖P‖₂, since its rows sum to at most one; no less than one, for what the heaviest key adds
+        self._spread = columns.amax(-1).sqrt().clamp(min=1).reshape(*self.batch_shape, -1)
 
     def _tiles(self) -> Iterator[tuple[slice, slice, slice, Tensor]]:
         """Yield (heads, rows, seen, P[heads, rows, seen]) for one tile after the other."""
@@ -205,6 +276,23 @@ class AttentionJacobian(LinearOperator):
     def _split(self, tokens: Tensor) -> Tensor:
         """Reshape (…, n, heads·p) to (batch·heads, n, p)."""
         return tokens.unflatten(-1, (self.attention.heads, -1)).transpose(-3, -2).flatten(0, -3)
+
+
+def _spectral(weights: Tensor) -> Tensor:
+    """Return spectral norms (heads,) of matrices whose smaller side is short."""
+    rows, columns = weights.shape[-2:]
+    gram = weights @ weights.mT if rows < columns else weights.mT @ weights
+    return torch.linalg.eigvalsh(gram)[..., -1].clamp(min=0).sqrt()
+
+
+def _longest(tokens: Tensor) -> Tensor:
+    """Return the largest norm of a token of each member."""
+    return tokens.norm(dim=-1).amax(-1)
+
+
+def _largest_finite(table: Tensor) -> Tensor:
+    """Return the largest size of a table's entries, without those that are infinite."""
+    return table.abs().nan_to_num(posinf=0.0).max()
 
 
 def cut_into_tiles(blocks, n, itemsize, device="cpu", causal=False, keys=None) -> list[tuple]:

@@ -12,9 +12,11 @@ It is at most :math:`\|J\|_2`, and at least :math:`\|J\|_2/\sqrt n` (:prf:ref:`p
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,10 +26,11 @@ from lipcore import guard
 from lipcore._checks import check_number, require
 from lipcore._heads import head_outputs
 from lipcore.attention import Attention
-from lipcore.autodiff import AutogradJacobian
+from lipcore.autodiff import AutogradJacobian, batch_first, in_float64
 from lipcore.cross import AttentionMap
+from lipcore.jacobian import AttentionJacobian
 from lipcore.operators import FunctionOperator, LinearOperator
-from lipcore.spectral import SpectralNorm, spectral_norm
+from lipcore.spectral import SpectralNorm, spectral_norm, without_autocast
 
 #: How the move of the outputs is measured.
 NORMS = ("frobenius", "token")
@@ -36,6 +39,9 @@ NORMS = ("frobenius", "token")
 SMALLEST_GAP = 1e-3
 #: Rows of attention weights that are differentiated at a time, for the shares of heads and terms.
 ROWS = 256
+
+#: What :func:`local_lipschitz` passes on.
+OPTIONS = list(inspect.signature(spectral_norm).parameters)[1:]
 #: What a result says of a map that was not checked.
 UNCHECKED = "of autodiff's Jacobian, unchecked"
 
@@ -50,13 +56,10 @@ class LocalLipschitz(SpectralNorm):
     ----------
     layer, tokens : Attention or CrossAttention, and Tensor, or None
         The layer and the tokens at which σ was measured, if the map is a layer.
-    checked : bool
-        False if the map was differentiated with ``check=False``; the result then says so.
     """
 
     layer: AttentionMap | None = None
     tokens: Tensor | None = None
-    checked: bool = True
 
     def __getitem__(self, index) -> LocalLipschitz:
         one = super().__getitem__(index)
@@ -64,13 +67,6 @@ class LocalLipschitz(SpectralNorm):
             return one
         layer = self.layer.select_sequences(tuple(self.value.shape), index)
         return replace(one, layer=layer, tokens=self.tokens[index])
-
-    def _remarks(self) -> list[str]:
-        return [*super()._remarks(), *([] if self.checked else [UNCHECKED])]
-
-    def to_dict(self) -> dict:
-        """Return the numbers without the vectors, for JSON, and a remark if nothing was checked."""
-        return super().to_dict() | ({} if self.checked else {"remark": UNCHECKED})
 
     def by_token(self) -> tuple[Tensor, Tensor]:
         """Return the norms of u and of v for each token, shape (…, n) each.
@@ -183,30 +179,69 @@ def local_lipschitz(
     1.0
     """
     f = attention_or_callable
+    for name in options:
+        require(name in OPTIONS, "local_lipschitz", ", ".join(OPTIONS), name, TypeError)
     is_layer = isinstance(f, AttentionMap)
-    if is_layer:
-        given = event_dims, layout
-        require(given == (2, "NLE"), "event_dims, layout", "(2, 'NLE') for attention", given)
-        f.check_input(X)
-    by_autodiff = differentiable or not is_layer
-    if by_autodiff:
-        J = AutogradJacobian(f, X, event_dims=event_dims, layout=layout, check=check)
-    Y = X.transpose(0, 1) if layout == "LNE" else X  # with the batch in front
+    given = event_dims, layout
+    fits = not is_layer or given == (2, "NLE")
+    require(fits, "event_dims, layout", "(2, 'NLE') for attention", given)
+    Y, fn = (f.check_input(X), f) if is_layer else batch_first(f, X, layout)
     options["generator"] = _unrelated(options.get("generator"), Y, event_dims)
-    known = {"layer": f, "tokens": X.detach()} if is_layer else {}
-    if not by_autodiff and f.is_narrow:  # it is measured in its own few dimensions
-        with torch.no_grad():
-            small, Z, U = f.compressed()
-            result = local_lipschitz(small, X @ Z, norm=norm, tokens=tokens, **options)
-            vectors = {"left": result.left @ U.mT, "right": result.right @ Z.mT}
-        return replace(result, **vectors, **known)
-    if not by_autodiff:
-        J = f.jacobian(X)
-    if differentiable:
-        result = _with_gradient(J, Y, check_norm(norm), tokens, **options)
-    else:
-        result = _of_outputs(J, check_norm(norm), tokens, **options)
-    return LocalLipschitz(**vars(result), **known, checked=getattr(J, "checked", True))
+    with without_autocast(X.device):
+        if is_layer:
+            J, back = _in_own_dimensions(f, X)
+        else:
+            J, back = _by_autodiff(f, X, event_dims=event_dims, layout=layout, check=check), None
+        found = (_sharp if differentiable else _of_outputs)(J, check_norm(norm), tokens, **options)
+        vectors = {name: getattr(found, name) for name in ("left", "right")}
+        if back is not None:
+            vectors = {name: x @ back[name].mT for name, x in vectors.items()}
+        found = replace(found, **{name: x.to(X.dtype) for name, x in vectors.items()})
+        if differentiable:
+            found = replace(found, value=_with_gradient(fn, Y, found))
+    if not getattr(J, "checked", True):
+        found = replace(found, remark="; ".join(filter(None, [found.remark, UNCHECKED])))
+    return LocalLipschitz(**vars(found), **({"layer": f, "tokens": X.detach()} if is_layer else {}))
+
+
+def _by_autodiff(fn: Callable, X: Tensor, **options) -> AutogradJacobian:
+    """Return the Jacobian, of the same map in float64 where that can be had."""
+    if X.dtype == torch.float32 and (twin := in_float64(fn, X)) is not None:
+        with suppress(
+            ValueError, TypeError, RuntimeError, NotImplementedError
+        ):  # such as NaN there
+            return AutogradJacobian(*twin, **options)
+    return AutogradJacobian(fn, X, **options)
+
+
+@torch.no_grad()
+def _in_own_dimensions(f: AttentionMap, X: Tensor) -> tuple[LinearOperator, dict | None]:
+    """Return the Jacobian of a layer, in float64 unless it is long, and in few dimensions.
+
+    Narrow layers are compressed, and the frames that lead the singular vectors back come, too.
+    """
+    f, X = f.in_float64(X) or (f, X)
+    if not f.is_narrow:
+        return f.jacobian(X), None
+    small, Z, U = f.compressed()
+    frames = {"left": U, "right": Z}
+    if f.not_bilinear:
+        return small.jacobian(X @ Z), frames
+    return AttentionJacobian(small, X @ Z, error=_lost(f, Z, U)), frames
+
+
+def _lost(f: Attention, Z: Tensor, U: Tensor) -> float:
+    """Return how far, relatively, a layer is from what its frames keep of it."""
+    names = ("query", "key", "value", *(["gate"] if f.gate is not None else []))
+    weights = [(getattr(f, name), Z) for name in names]
+    weights += [] if f.output is None else [(f.output.mT[None], U)]
+    error = 2 * max(f.d, f.output_dim) * torch.finfo(Z.dtype).eps
+    for weight, frame in weights:
+        missed = (weight - weight @ frame @ frame.mT).flatten(1).norm(dim=-1)
+        whole = weight.flatten(1).norm(dim=-1).clamp(min=torch.finfo(Z.dtype).tiny)
+        unit = torch.eye(frame.shape[1], dtype=frame.dtype, device=frame.device)
+        error += float((missed / whole).max()) + float((frame.mT @ frame - unit).norm())
+    return error
 
 
 def _unrelated(generator, X: Tensor, event_dims: int):
@@ -262,7 +297,9 @@ def select_outputs(J: LinearOperator, tokens: int | slice | None) -> LinearOpera
         return only
 
     shapes = J.batch_shape, J.output_shape, J.output_shape
-    return FunctionOperator(selected, selected, J, *shapes) @ J
+    chosen = FunctionOperator(selected, selected, J, *shapes) @ J
+    chosen.rounding = J.rounding
+    return chosen
 
 
 def _of_outputs(J, norm, tokens, probability=0.999, **options) -> SpectralNorm:
@@ -293,7 +330,8 @@ def _larger(a: SpectralNorm, b: SpectralNorm) -> SpectralNorm:
 
     return replace(
         a,
-        **{name: chosen(name) for name in ("value", "lower", "residual", "left", "right")},
+        **{name: chosen(name) for name in ("value", "residual", "left", "right")},
+        lower=torch.maximum(a.lower, b.lower),
         upper=torch.maximum(a.upper, b.upper),
         iterations=a.iterations + b.iterations,
         converged=a.converged & b.converged,
@@ -303,11 +341,11 @@ def _larger(a: SpectralNorm, b: SpectralNorm) -> SpectralNorm:
 # --- gradient --------------------------------------------------------------------------------
 
 
-def _with_gradient(J, X, norm, tokens, tol=1e-4, **options) -> SpectralNorm:
-    """Return σ with its gradient, and warn where the two largest singular values nearly cross."""
+def _sharp(J, norm, tokens, tol=1e-4, **options) -> SpectralNorm:
+    """Return σ with vectors to tol, and warn where the two largest singular values nearly cross."""
     require(norm == "frobenius", "norm", "'frobenius' with differentiable=True", repr(norm))
-    fn, J = J.fn, select_outputs(J, tokens)
-    rounding = 16 * torch.finfo(X.dtype).eps
+    J = select_outputs(J, tokens)
+    rounding = 16 * torch.finfo(J.dtype).eps
     tol = max(check_number("tol", tol, minimum=0, strict=True) ** 2, rounding)
     top = spectral_norm(J, tol=tol, **options)
     # a double singular value cannot be seen from one start: J is measured without its top pair, and
@@ -323,14 +361,21 @@ def _with_gradient(J, X, norm, tokens, tol=1e-4, **options) -> SpectralNorm:
             f"{SMALLEST_GAP:g} of each other: there σ has no gradient, or an inaccurate one",
             stacklevel=3,
         )
+    return top
+
+
+def _with_gradient(fn: Callable, X: Tensor, top: SpectralNorm) -> Tensor:
+    """Return σ with its gradient with respect to X and the parameters of the map."""
     # where σ is simple, its derivative is that of ⟨u, D_X f[v]⟩ with u and v held fixed
     with guard.isolated(X.device):
         point = X if X.requires_grad else X.detach().clone().requires_grad_()
         output = fn(point.clone())
         graph = {"create_graph": True, "materialize_grads": True}
         pulled = torch.autograd.grad(output, point, top.left.detach(), **graph)[0]
-        value = (pulled * top.right.detach()).reshape(*top.value.shape, -1).sum(-1)
-    return replace(top, value=value)
+        value = (pulled * top.right.detach()).reshape(*top.value.shape, -1).sum(-1).double()
+    return top.value + (
+        value - value.detach()
+    )  # the derivative of the one, the digits of the other
 
 
 def deflate(J: LinearOperator, top: SpectralNorm) -> LinearOperator:

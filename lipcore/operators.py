@@ -24,9 +24,13 @@ class LinearOperator:
         The dtype and device of inputs and outputs.
     allows_inference_mode : bool
         Whether products may run in PyTorch's inference mode, where calls cost less.
+    rounding : Tensor or None
+        For each member, a bound on the error of a product with a unit vector, to first order in the
+        dtype's ε. None where no bound is known.
     """
 
     allows_inference_mode = False
+    rounding = None
 
     def _describe(self, like, batch_shape, input_shape, output_shape) -> None:
         """Set the shapes; dtype and device are those of the tensor or operator ``like``."""
@@ -43,6 +47,10 @@ class LinearOperator:
     def rmatvec(self, G: Tensor) -> Tensor:
         """Return Jᵀ[G], (…, output_shape) → (…, input_shape), and leave G as it is."""
         raise NotImplementedError
+
+    def in_float64(self) -> LinearOperator | None:
+        """Return this operator with products in float64, or None if it has none."""
+        return self if self.dtype == torch.float64 else None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -105,6 +113,17 @@ class MatrixOperator(LinearOperator):
     def rmatvec(self, G: Tensor) -> Tensor:
         """Return the transposed matrix times G."""
         return (self.matrix.mT @ self._check("G", G, self.output_shape)[..., None])[..., 0]
+
+    def in_float64(self) -> MatrixOperator:
+        """Return the same matrices in float64."""
+        return self if self.dtype == torch.float64 else MatrixOperator(self.matrix.double())
+
+    @property
+    def rounding(self) -> Tensor:
+        """A bound γ‖M‖_F, with entries no larger than the largest, so that nothing overflows."""
+        rows, columns = self.shape
+        unit = max(rows, columns) * torch.finfo(self.dtype).eps
+        return unit * math.sqrt(rows * columns) * self.matrix.detach().abs().amax((-2, -1))
 
 
 class FunctionOperator(LinearOperator):

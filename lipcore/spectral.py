@@ -9,6 +9,7 @@ are not finite, and what is no operator raise a ValueError or a TypeError.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import html
 import math
@@ -29,6 +30,9 @@ BLOCK = 16
 #: Members that are printed at most; the rest is counted.
 SHOWN = 20
 
+#: What a result says of an operator that is known in float32 alone.
+NOT_CERTIFIED = "float32, not certified"
+
 _NUMBERS = ("value", "lower", "upper", "residual", "iterations", "converged")
 _TITLES = ("member", "σ", "lower", "upper", "probability", "products", "converged")
 _TINY = 1e-150  # to divide by instead of zero
@@ -45,10 +49,10 @@ class SpectralNorm:
     Attributes
     ----------
     value : Tensor
-        The estimate: a lower bound, up to rounding.
+        The estimate, ‖Jv‖ for the unit vector ``right``: a lower bound, up to rounding.
     lower, upper : Tensor
-        The bracket of σ. ``lower`` (= ``value``) always holds; without certificate ``upper`` is
-        infinite.
+        The bracket of σ, widened by what rounding may do (:func:`spectral_norm` says how). Without
+        a certificate ``upper`` is infinite; in float32 ``lower`` then is zero.
     probability : float or None
         Probability, over the random start, with which ``upper`` holds whenever the iteration
         stopped: 1 where a bound was passed in, None without a certificate.
@@ -62,6 +66,10 @@ class SpectralNorm:
     left, right : Tensor
         Unit singular vectors u, v, shaped as outputs and inputs of the operator. Their error is
         about the square root of the relative error of ``value``: a smaller ``tol`` sharpens them.
+    remark : str
+        What is unusual about these numbers, such as ``"float32, not certified"``; mostly empty.
+
+    Numbers are in float64, and vectors in the dtype of the operator.
 
     Examples
     --------
@@ -84,6 +92,7 @@ class SpectralNorm:
     converged: Tensor
     left: Tensor
     right: Tensor
+    remark: str = ""
 
     def __float__(self) -> float:
         members = self.value.numel()
@@ -121,7 +130,7 @@ class SpectralNorm:
     def to_dict(self) -> dict:
         """Return the numbers without the vectors, for JSON: lists over the batch, None for ∞."""
         numbers = {name: _finite(getattr(self, name).tolist()) for name in _NUMBERS}
-        return numbers | {"probability": self.probability}
+        return numbers | {"probability": self.probability, "remark": self.remark}
 
     def _shown(self) -> list[list[str]]:
         """Return the cells of one line for each member: its place in the batch, and its numbers."""
@@ -136,7 +145,7 @@ class SpectralNorm:
 
     def _remarks(self) -> list[str]:
         more = self.value.numel() - SHOWN
-        return [f"… and {more} more"] if more > 0 else []
+        return [*([f"… and {more} more"] if more > 0 else []), *filter(None, [self.remark])]
 
 
 def _line(cells: list[str]) -> str:
@@ -144,6 +153,7 @@ def _line(cells: list[str]) -> str:
     bracket = f"in [{lower}, {upper}] with probability {probability}"
     if probability == "–":
         bracket = f"at least {lower}, without a certificate"
+        bracket = "without a certificate" if lower == "0" else bracket
     not_ = "" if converged == "yes" else "not "
     counted = f"{iterations} products with J and Jᵀ each, {not_}converged"
     return f"{place}  σ = {value}  {bracket}; {counted}".strip()
@@ -203,6 +213,17 @@ def spectral_norm(
     :math:`\prod_i (\sigma^2 - \theta_i^2) \le \prod_j \alpha_j\beta_j / s`
     (:prf:ref:`thm-certificate-b`); power iteration has :prf:ref:`prop-certificate-power`.
 
+    These statements are about exact products, and float64 stands in for them: a float32 operator is
+    measured by its twin in float64 (:meth:`~lipcore.operators.LinearOperator.in_float64`). Where it
+    has none the result says "float32, not certified", and has no probability and no bracket. Both
+    ends of a bracket are widened. Let r be a bound on what rounding does to a product with a unit
+    vector (``operator.rounding``), which is proved to first order in ε for matrices and for
+    attention in closed form. Then ``lower`` is proved: it is ‖Jv‖ of one more product, less r and
+    the rounding of two norms. For ``upper``, each of the k steps changes the operator by r at most,
+    and :math:`(1+\sqrt k)\,r` is added, the Frobenius norm of all these changes; that such changes
+    are as independent of the start as J itself is not proved. Of other operators r is unknown, and
+    half of the digits, :math:`\sqrt\varepsilon\,\sigma`, are allowed for: generous, but not proved.
+
     Examples
     --------
     >>> import torch
@@ -220,6 +241,10 @@ def spectral_norm(
     run, limit = runs[method]
     tol = check_number("tol", tol, minimum=0, strict=True, maximum=1)
     limit = limit if max_iterations is None else check_count("max_iterations", max_iterations)
+    kind = J.dtype
+    J = J.in_float64() or J
+    remark = "" if J.dtype == torch.float64 else NOT_CERTIFIED
+    probability = None if remark else probability
     overlap = None
     if probability is not None:
         limits = {"minimum": 0, "strict": True, "maximum": 1 - 1e-13}
@@ -229,8 +254,8 @@ def spectral_norm(
         square = betaincinv(0.5, (columns - 1) / 2, failure) if columns > 1 else 1.0
         overlap = math.sqrt(square)
     v_1 = _random_start(J, generator)
-    with torch.inference_mode(J.allows_inference_mode):  # calls cost less
-        parts = run(_FlatOperator(J), v_1, tol, limit, overlap)
+    with torch.inference_mode(J.allows_inference_mode), without_autocast(J.device):
+        parts = run(_FlatOperator(J), v_1, tol, limit, overlap)  # inference mode: calls cost less
     result = SpectralNorm(probability=probability, **{k: x.clone() for k, x in parts.items()})
     if probability is not None:  # a bracket is then as narrow as convergence promises
         slack = (1 + math.sqrt(tol)) * (1 + math.sqrt(torch.finfo(J.dtype).eps))
@@ -239,7 +264,28 @@ def spectral_norm(
         repeats = method == "power" or not bool((result.converged & ~closed).any())
         require(repeats, "operator", expected, "brackets that they do not close")
         result = replace(result, converged=result.converged & closed)
+    numbers = {name: getattr(result, name).double() for name in ("value", "upper", "residual")}
+    vectors = {name: getattr(result, name).to(kind) for name in ("left", "right")}
+    result = replace(result, **numbers, **vectors, remark=remark)
+    result = replace(result, **_widened(J, result))
     return result if upper_bound is None else _with_bound(result, upper_bound)
+
+
+def without_autocast(device: torch.device) -> contextlib.AbstractContextManager:
+    """Lift torch.autocast, under which the products of an operator are not what they are."""
+    return torch.autocast(device.type, enabled=False)
+
+
+def _widened(J: LinearOperator, found: SpectralNorm) -> dict[str, Tensor]:
+    """Return the ends of the bracket with what rounding may do; see the notes of the function."""
+    if found.remark:
+        return {"lower": torch.zeros_like(found.value)}
+    eps = torch.finfo(torch.float64).eps
+    of_norms = (sum(J.shape) + 20) * eps
+    of_products = math.sqrt(eps) * found.value if J.rounding is None else J.rounding
+    below = of_products + of_norms * found.value
+    above = (1 + found.iterations.sqrt()) * (of_products + of_norms * found.upper)
+    return {"lower": (found.value - below).clamp(min=0), "upper": found.upper + above}
 
 
 def _random_start(J: LinearOperator, generator: torch.Generator | None) -> Tensor:
@@ -402,11 +448,10 @@ def _result(J: _FlatOperator, v, upper, residual, iterations, converged) -> dict
     norm = _norm(image)
     scale = torch.ones_like(norm[..., 0]) if J.scale is None else J.scale[..., 0]
     value = scale * norm[..., 0]
-    rounding = 1 + 64 * torch.finfo(value.dtype).eps
     return {
         "value": value,
         "lower": value,
-        "upper": torch.maximum(value, scale * upper.to(value)) * rounding,
+        "upper": torch.maximum(value, scale * upper.to(value)),
         "residual": scale * residual.to(value),
         "iterations": iterations.to(value.device),
         "converged": converged.to(value.device),
@@ -419,13 +464,14 @@ def _with_bound(result: SpectralNorm, upper_bound: Tensor | float) -> SpectralNo
     """Replace the bound that holds with a probability by one that always holds."""
     value = result.value
     try:
-        bound = torch.as_tensor(upper_bound, dtype=value.dtype, device=value.device).detach()
-        bound = bound.expand(value.shape)
+        given = torch.as_tensor(upper_bound, device=value.device).detach()
+        bound = given.to(value.dtype).expand(value.shape)
     except (TypeError, ValueError, RuntimeError) as error:
         got = getattr(upper_bound, "shape", upper_bound)
         expected = f"a number, or a tensor of shape {tuple(value.shape)}"
         raise ValueError(f"upper_bound: expected {expected}, got {got!r}") from error
-    is_above = (bound * (1 + 64 * torch.finfo(value.dtype).eps) >= value).all()
+    kind = given.dtype if given.is_floating_point() else value.dtype
+    is_above = (bound * (1 + 64 * torch.finfo(kind).eps) >= result.lower).all()
     require(is_above, "upper_bound", f"at least σ, {value.max():.6g}", f"{bound.min():.6g}")
     return replace(result, upper=torch.maximum(bound, value), probability=1.0)
 

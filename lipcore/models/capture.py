@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import difflib
 import functools
 import inspect
@@ -17,11 +16,14 @@ from torch.backends import mha
 
 from lipcore._checks import require
 from lipcore.guard import draw_normal
+from lipcore.models.state import copy_of, reaches, restored
 
-_RUNNING = threading.Lock()  # hooks live on the model: two threads must not run it at once
+RUNNING = threading.Lock()  # hooks live on the model: two threads must not run it at once
 #: How far the replayed output may be from that in the running model, relative to the largest
 #: entry: kernels of fused attention differ in rounding, and some models work in float32 inside.
 REPLAY_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
+#: The same for the output in float64, of which a lower precision may have lost digits.
+LARGEST_LOSS = 0.1
 
 
 def capture(model: nn.Module, name: str, *args, **inputs) -> tuple[Captured, Tensor]:
@@ -82,7 +84,10 @@ def capture(model: nn.Module, name: str, *args, **inputs) -> tuple[Captured, Ten
 class Call:
     """One run of a submodule, with what entered it and the first tensor that came out.
 
-    ``forward`` is the submodule itself, or what is called in its place (:func:`whole`).
+    ``forward`` is the submodule itself, or what is called in its place. A parameter of the model
+    that entered first is ``learned``. Of a whole model, the first input is what ``enters`` its
+    block, and ``held`` says what else is fixed. With ``has_state``, a run changes the module.
+    ``label`` is the place of the output.
     """
 
     name: str
@@ -90,9 +95,14 @@ class Call:
     forward: Callable
     args: tuple
     kwargs: dict
-    output: Tensor
+    output: Tensor | None
     label: str
     remark: str = ""
+    learned: str = ""
+    enters: str = ""
+    held: str = ""
+    has_state: bool = False
+    autocast: str = ""
 
     @property
     def kind(self) -> str:
@@ -102,9 +112,7 @@ class Call:
     @property
     def inputs(self) -> dict[str, object]:
         """What entered, by the submodule's names of its arguments, in their order."""
-        names = _positional(self.forward, len(self.args))
-        named = dict(zip(names, self.args, strict=True)) | self.kwargs
-        return {n: named[n] for n in (*_parameters(self.forward), *named) if n in named}
+        return arguments(self.forward, self.args, self.kwargs)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -114,9 +122,20 @@ class Call:
 
     def run(self, changed: Mapping[str, Tensor]) -> Tensor:
         """Return the submodule's output with some of its inputs changed."""
-        args, kwargs = _copied((self.args, self.kwargs), {})  # a run may change masks and caches
-        args, kwargs = _changed(self.forward, args, kwargs, changed)
-        return first_tensor(self.forward(*args, **kwargs), self.name)[1]
+        args, kwargs = copied((self.args, self.kwargs))  # a run may change masks and caches
+        args, kwargs = with_changes(self.forward, args, kwargs, changed)
+        forward = copy_of(self.forward, self.module) if self.has_state else self.forward
+        output = forward(*args, **kwargs)
+        return next(x for label, x in tensors_of(output) if label == self.label)
+
+    def double(self) -> Call:
+        """Return the same run of a copy of the module in float64, with what it puts out there."""
+        forward = copy_of(self.forward).double()
+        args, kwargs = copied((self.args, self.kwargs), torch.float64)
+        module = forward if isinstance(forward, nn.Module) else forward.model
+        call = replace(self, module=module, forward=forward, args=args, kwargs=kwargs)
+        with torch.no_grad(), slow_path():
+            return replace(call, output=call.run({}).detach())
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,11 +150,14 @@ class Captured:
         The inputs that are X, and the tensors that are held fixed.
     layout : {"batch first", "batch second", "one input"}
         How the submodule takes its tokens; ``X`` and the output have the batch first.
+    part : tuple of int and Tensor, or None
+        The member of the batch, and its tokens, that are X and the output, if not all are.
     """
 
     call: Call
     varied: tuple[str, ...]
     layout: str = "one input"
+    part: tuple[int, Tensor] | None = None
 
     @property
     def name(self) -> str:
@@ -155,7 +177,8 @@ class Captured:
     @functools.cached_property
     def X(self) -> Tensor:
         """The tokens that entered, (…, n, d)."""
-        return self._placed(self._raw)
+        X = self._placed(self._raw)
+        return X if self.part is None else X[self.part[0], self.part[1]][None]
 
     @property
     def _raw(self) -> Tensor:
@@ -165,9 +188,29 @@ class Captured:
         """Return the output (…, m, p) for tokens X of the shape that was captured."""
         shape = tuple(self.X.shape)
         require(X.shape == shape, "X", f"the shape captured, {shape}", tuple(X.shape))
+        if self.part is not None:
+            member, tokens = self.part
+            all_tokens = self._placed(self._raw)
+            X = all_tokens.index_put((torch.full_like(tokens, member), tokens), X[0])
         is_second = self.layout == "batch second"
-        raw = X.transpose(0, 1) if is_second else X.reshape(self._raw.shape)
-        return self._placed(self.call.run(dict.fromkeys(self.varied, raw)))
+        Y = self._placed(self.run(X.transpose(0, 1) if is_second else X.reshape(self._raw.shape)))
+        if self.part is None:
+            return Y
+        Y = Y[member][None]
+        return Y[:, tokens] if Y.shape[1] == all_tokens.shape[1] else Y
+
+    def run(self, raw: Tensor) -> Tensor:
+        """Return what the submodule puts out, where X is ``raw``, as it takes it."""
+        first, inputs = self._raw, self.call.tensors
+        # inputs that are other tensors get the same push
+        return self.call.run(
+            {x: raw if inputs[x] is first else inputs[x] + (raw - first) for x in self.varied}
+        )
+
+    def of_member(self, member: int, tokens: Tensor | None = None) -> Captured:
+        """Return the map of one member of the batch, or some of its tokens; others are fixed."""
+        tokens = torch.arange(self.X.shape[1]) if tokens is None else tokens
+        return replace(self, part=(member, tokens.to(self._raw.device)))
 
     def _placed(self, raw: Tensor) -> Tensor:
         """Return the output with the batch in front, and two dimensions behind it."""
@@ -179,17 +222,36 @@ class Captured:
 
     @property
     def remark(self) -> str:
-        """What is unusual about how the tokens come in."""
+        """What is unusual about how the tokens come in, or what comes out."""
+        remarks = [self.call.remark] if self.call.remark else []
         if self.layout == "one input" and self._raw.ndim > 2:
-            return f"{tuple(self._raw.shape)} is one input: no dimension of it is a batch"
-        return ""
+            remarks += [f"{tuple(self._raw.shape)} is one input: no dimension of it is a batch"]
+        return "; ".join(remarks)
+
+    def said(self) -> tuple[str, str]:
+        """Return in words what varies, and what is held fixed."""
+        inputs, first = self.call.tensors, self._raw
+        is_one = all(inputs[name] is first for name in self.varied)
+        if self.call.enters:
+            return f"what enters {self.call.enters}", self.call.held
+        varied = " = ".join(self.varied) if is_one else f"{', '.join(self.varied)} (by one push)"
+        if self.call.learned and self._raw is next(iter(inputs.values())):
+            varied += f" (the parameter {self.call.learned})"
+        fixed = []
+        for name in self.fixed:
+            is_equal = torch.equal(inputs[name], first)
+            is_alike = inputs[name].shape == first.shape
+            how = f" equal to {self.varied[0]}" if is_equal else " of X's shape" * is_alike
+            fixed += [name + how]
+        cure = " (wrt='all' pushes them too)" if " " in "".join(fixed) else ""
+        return varied, ", ".join(fixed) + cure
 
     def __repr__(self) -> str:
-        what = f"{' = '.join(self.varied)} ↦ {self.call.label}"
-        fixed = f", at fixed {', '.join(self.fixed)}" if self.fixed else ""
-        remark = "".join(f"; {text}" for text in (self.call.remark, self.remark) if text)
+        varied, fixed = self.said()
+        what = f"{varied} ↦ {self.call.label}" + (f", at fixed {fixed}" if fixed else "")
+        remark = f"; {self.remark}" if self.remark else ""
         title = f"{self.name or 'the model'} ({self.kind})"
-        return f"{title}: {what}{fixed}, at X of shape {tuple(self.X.shape)}{remark}"
+        return f"{title}: {what}, at X of shape {tuple(self.X.shape)}{remark}"
 
     def at(self, name: str) -> tuple[Captured, Tensor]:
         """Return the same run as a map of another input, such as the memory of a decoder."""
@@ -198,17 +260,40 @@ class Captured:
         fn = captured(self.call, name)
         return fn, fn.X
 
+    def double(self) -> Captured | None:
+        """Return the same run with a copy of the module in float64, or None where that fails.
 
-def captured(call: Call, name: str | None = None) -> Captured:
-    """Return a run as a map of its first tensor, or the one named, after comparing its output."""
+        A module that computes in float32 inside, whatever its dtype, still does.
+        """
+        if all(x.dtype == torch.float64 for x in (*self.call.tensors.values(), self.call.output)):
+            return self
+        try:  # there may be too little memory, a device without float64, code that needs float32
+            fn = replace(self, call=self.call.double())
+            truth = self.call.output.to(fn.call.output)
+            error = (fn.call.output - truth).abs().amax()
+        except Exception:
+            return None
+        return fn if bool(error <= LARGEST_LOSS * truth.abs().amax()) else None
+
+
+def captured(call: Call, wrt: str | None = None) -> Captured:
+    """Return a run as a map of its first tensor, the one named, or all of that shape."""
     tensors = call.tensors
     require(tensors, "name", f"floats that enter {call.name!r}", "none", TypeError)
-    raw = tensors[next(iter(tensors)) if name is None else name]
-    varied = tuple(other for other, tensor in tensors.items() if tensor is raw)
+    require(call.output is not None, "name", f"floats out of {call.name!r}", call.label, TypeError)
+    cure = "run the model without it, or measure a copy in .float()"
+    got = f"torch.autocast({call.autocast}) around {call.name!r}, which alone runs without: {cure}"
+    require(not call.autocast, "model", "one precision", got)
+    names = ", ".join(map(repr, (*tensors, "all")))
+    require(wrt in (None, "all", *tensors), "wrt", f"{names} of {call.name!r}", repr(wrt))
+    raw = tensors[next(iter(tensors)) if wrt in (None, "all") else wrt]
+    if wrt == "all":
+        varied = tuple(name for name, tensor in tensors.items() if tensor.shape == raw.shape)
+    else:
+        varied = tuple(name for name, tensor in tensors.items() if tensor is raw)
     fn = Captured(call, varied)
     with torch.no_grad(), slow_path():
-        again = call.run(dict.fromkeys(varied, raw.clone()))
-        _check_replay(call, again)
+        _check_replay(call, fn.run(raw.clone()))
         return replace(fn, layout=_layout(fn, raw))
 
 
@@ -217,6 +302,9 @@ def module_of(model) -> nn.Module:
     module = model if isinstance(model, nn.Module) else getattr(model, "model", None)
     kind = type(model).__name__
     require(isinstance(module, nn.Module), "model", "a torch.nn.Module", kind, TypeError)
+    is_graph = isinstance(module, torch.fx.GraphModule)  # of torch.export: it has no .eval()
+    got = "a graph of torch.export: measure the module that was exported"
+    require(not (is_graph and module.training), "model", "modules that run", got)
     return module
 
 
@@ -236,50 +324,49 @@ def record(model: nn.Module, names: Iterable[str], *args, **inputs) -> list[Call
     copies: dict = {}  # of all runs: a mask that enters every layer is copied once
 
     def enter(module, args, kwargs):
-        entered.append(_copied((args, kwargs), copies))
+        entered.append(copied((args, kwargs), copies=copies))
 
     def leave(name, module, args, kwargs, output):
-        label, tensor = first_tensor(output, name)
-        calls.append(Call(name, module, module, *entered.pop(), tensor.detach().clone(), label))
+        label, tensor = first_tensor(output)
+        remark = ""
+        if tensor is not None:
+            front = next(tensors_of(output))[0]
+            remark = "" if front == label else f"of {label}: attention weights are {front}"
+            tensor = tensor.detach().clone()
+        call = Call(name, module, module, *entered.pop(), tensor, label, remark)
+        calls.append(replace(call, autocast=_autocast(call), learned=_learned(model, call)))
 
-    with _RUNNING, torch.inference_mode(False), torch.no_grad(), slow_path(), ExitStack() as stack:
+    with RUNNING, torch.inference_mode(False), torch.no_grad(), slow_path(), ExitStack() as stack:
+        changed = stack.enter_context(restored(model))
         for name in names:
             module = modules[name]
             leaves = functools.partial(leave, name)
             stack.enter_context(module.register_forward_pre_hook(enter, with_kwargs=True))
             stack.enter_context(module.register_forward_hook(leaves, with_kwargs=True))
-        args, inputs = _copied((args, inputs), {})  # a model adds to a cache that it is given
-        model(*args, **_without_cache(model, inputs))
-    return calls
+        args, inputs = copied((args, inputs))  # a model adds to a cache that it is given
+        model(*args, **without_cache(model, inputs))
+    return [replace(call, has_state=reaches(call.module, changed)) for call in calls]
 
 
-def whole(model: nn.Module, blocks: Iterable[str], *args, **inputs) -> Call:
-    """Return the whole model as a map of the tokens that enter the first block that runs.
-
-    What reaches the output by another way, such as a decoder's embeddings, stays fixed.
-    """
-    given = _copied((args, _without_cache(model, inputs)), {})
-    calls = record(model, ["", *blocks], *args, **inputs)
-    require(len(calls) > 1, "model", "a block that runs on these inputs", "none")
-    first, last = calls[0], calls[-1]  # runs are listed as they end: a block first, the model last
-    varied = captured(first).varied
-
-    def from_block_on(tokens: Tensor):
-        def put_tokens(module, args, kwargs):
-            hook.remove()  # a block may run again, on what it gave
-            return _changed(module, args, kwargs, dict.fromkeys(varied, tokens))
-
-        hook = first.module.register_forward_pre_hook(put_tokens, with_kwargs=True)
-        with hook:
-            args, inputs = _copied(given, {})
-            return model(*args, **inputs)
-
-    tokens = first.tensors[varied[0]]
-    remark = f"{last.label} as a map of what enters {first.name}"
-    return Call("", model, from_block_on, (tokens,), {}, last.output, last.label, remark)
+def _autocast(call: Call) -> str:
+    """Return the precision of torch.autocast around a run, or nothing."""
+    kinds = {x.device.type for x in call.tensors.values()}
+    kinds = [kind for kind in kinds if torch.is_autocast_enabled(kind)]
+    return ", ".join(f"{kind!r}, {torch.get_autocast_dtype(kind)}" for kind in kinds)
 
 
-def _without_cache(model: nn.Module, inputs: dict) -> dict:
+def _learned(model: nn.Module, call: Call) -> str:
+    """Return the name of the parameter that entered first, alone or once for each sequence."""
+    X = next(iter(call.tensors.values()), None)
+    for name, parameter in model.named_parameters():
+        is_one = parameter.ndim > 1 and parameter.shape[:-2].numel() == 1
+        if is_one and X is not None and X.shape[-2:] == parameter.shape[-2:]:
+            if bool((X == parameter).all()):
+                return name
+    return ""
+
+
+def without_cache(model: nn.Module, inputs: dict) -> dict:
     """Return inputs that ask for no cache, since a cache would change from run to run."""
     return {"use_cache": False} | inputs if "use_cache" in _parameters(model) else inputs
 
@@ -295,64 +382,76 @@ def slow_path() -> Iterator[None]:
         mha.set_fastpath_enabled(fast)
 
 
-def first_tensor(output, name: str) -> tuple[str, Tensor]:
-    """Return the first floating-point tensor of rank 2 or more in an output, and its name."""
+def first_tensor(output) -> tuple[str, Tensor | None]:
+    """Return the first tensor of an output that is no attention weights, if any, and its place."""
+    tensors = [*tensors_of(output)]
+    several = len(tensors) > 1  # weights alone are what the module is for
+    outputs = (pair for pair in tensors if not (several and _are_weights(pair[1])))
+    return next(outputs, (f"a {type(output).__name__} of other things", None))
+
+
+def tensors_of(output) -> Iterator[tuple[str, Tensor]]:
+    """Yield the floating-point tensors of rank 2 or more in an output, and their places."""
     stack = [("output", output)]
     while stack:
         label, value = stack.pop(0)
         if isinstance(value, Tensor) and value.is_floating_point() and value.ndim > 1:
-            return label, value
-        if isinstance(value, Mapping):
-            stack[:0] = value.items()
+            yield label, value
+        elif isinstance(value, Mapping):
+            front = "" if label == "output" else f"{label}."
+            stack[:0] = [(f"{front}{key}", part) for key, part in value.items()]
         elif isinstance(value, tuple | list):
             stack[:0] = [(f"{label}[{i}]", part) for i, part in enumerate(value)]
-    got = type(output).__name__
-    raise TypeError(f"name: expected a floating-point tensor out of {name!r}, got {got}")
 
 
-def _copied(value, copies: dict):
+def tensors_in(value) -> Iterator[Tensor]:
+    """Yield the tensors in nested containers."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping | tuple | list):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from tensors_in(part)
+
+
+def _are_weights(tensor: Tensor) -> bool:
+    """Return whether the rows of a tensor are numbers from 0 to 1 that sum to one, or are zero."""
+    sums = tensor.sum(-1)
+    is_sum = (sums - 1).abs() < 1e-2
+    return bool(((is_sum | (sums == 0)).all() & is_sum.any()) and (tensor >= 0).all())
+
+
+def copied(value, dtype: torch.dtype | None = None, copies: dict | None = None):
     """Copy tensors and what holds them, since a run may change them in place; weights are shared.
 
+    With ``dtype``, floating-point tensors are converted to it.
     What has the same memory has the same copy: query, key and value are then still one tensor.
     """
+    copies = {} if copies is None else copies
     if value is None or isinstance(value, int | float | str | torch.dtype | nn.Module):
         return value
     if isinstance(value, Tensor):
         version = 0 if value.is_inference() else value._version  # the former cannot change here
         place = (value.data_ptr(), value.shape, value.stride(), value.dtype, version)
         if place not in copies:  # the original is kept alive: no other takes its place
-            copies[place] = (value, value.detach().clone())
+            to = dtype if value.is_floating_point() else None
+            copies[place] = (value, value.detach().to(dtype=to, copy=True))
         return copies[place][1]
     if type(value) in (tuple, list):
-        return type(value)(_copied(part, copies) for part in value)
+        return type(value)(copied(part, dtype, copies) for part in value)
     if type(value) is dict:
-        return {key: _copied(part, copies) for key, part in value.items()}
-    return _deep_copy(value)
+        return {key: copied(part, dtype, copies) for key, part in value.items()}
+    return copy_of(value)
 
 
-def _deep_copy(value):
-    """Return a deep copy, in which tensors that autograd has made are detached."""
-    memo: dict[int, object] = {}
-    seen: set[int] = set()
-    left = [value]
-    while left:
-        part = left.pop()
-        if id(part) in seen:
-            continue
-        seen.add(id(part))
-        if isinstance(part, Tensor):
-            if not part.is_leaf:  # deepcopy refuses it
-                memo[id(part)] = part.detach().clone()
-        elif isinstance(part, Mapping):
-            left += part.values()
-        elif isinstance(part, tuple | list | set):
-            left += part
-        else:
-            left += getattr(part, "__dict__", {}).values()
-    return copy.deepcopy(value, memo)
+def arguments(forward: Callable, args: tuple, kwargs: dict) -> dict[str, object]:
+    """Return arguments by the names that a callable has for them, in its order."""
+    named = dict(zip(_positional(forward, len(args)), args, strict=True)) | kwargs
+    return {name: named[name] for name in (*_parameters(forward), *named) if name in named}
 
 
-def _changed(forward: Callable, args: tuple, kwargs: dict, changed: Mapping) -> tuple[tuple, dict]:
+def with_changes(
+    forward: Callable, args: tuple, kwargs: dict, changed: Mapping
+) -> tuple[tuple, dict]:
     """Return arguments with some of them changed, by name."""
     names = _positional(forward, len(args))
     args = tuple(changed.get(name, x) for name, x in zip(names, args, strict=True))
@@ -373,11 +472,13 @@ def _parameters(forward: Callable) -> list[str]:
 
 
 def _check_replay(call: Call, again: Tensor) -> None:
-    if not bool(torch.isfinite(call.output).all()):
+    is_finite = torch.isfinite(call.output)  # one sequence may be, and another not
+    if not bool(is_finite.any()):
         raise ValueError(f"name: {call.name!r} puts out NaN or infinity on these inputs")
-    tolerance = REPLAY_TOLERANCE.get(call.output.dtype, 1e-2) * call.output.abs().amax()
+    tolerance = REPLAY_TOLERANCE.get(call.output.dtype, 1e-2)
+    tolerance *= call.output.where(is_finite, 0).abs().amax()
     has_shape = again.shape == call.output.shape
-    if not has_shape or not bool((again - call.output).abs().amax() <= tolerance):
+    if not has_shape or bool(((again - call.output).abs() > tolerance)[is_finite].any()):
         what = f"{call.name!r} alone does not give back what it gave inside the model"
         raise ValueError(f"name: {what}: it is random, or depends on more than its inputs")
 
@@ -406,7 +507,8 @@ def _is_independent(fn: Captured, raw: Tensor, dim: int, parity: int) -> bool:
     shift = raw.abs().mean().clamp(min=1) * draw_normal(raw.shape, parity).to(raw)
     changed.index_add_(dim, members[parity::2], shift.index_select(dim, members[parity::2]))
     others = members[1 - parity :: 2]
-    before, after = (fn.call.run(dict.fromkeys(fn.varied, x)) for x in (raw.clone(), changed))
+    before, after = (fn.run(x) for x in (raw.clone(), changed))
+    before, after = before.nan_to_num(), after.nan_to_num()
     rounding = 64 * torch.finfo(raw.dtype).eps * before.abs().amax()
     moves = (after - before).abs()
     own = moves.index_select(dim, members[parity::2]).amax()

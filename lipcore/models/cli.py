@@ -37,7 +37,6 @@ At this text it is measured, with a bracket: the lower end is attained by some d
 upper end holds with a probability that is stated beside it."""
 _ORDER = ["layer", "sequence", "sigma", "lower", "upper", "probability"]
 _ORDER += ["converged", "shape", "kind", "note"]
-_ERRORS = (ValueError, TypeError, LookupError, OSError, ImportError, RuntimeError)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -48,17 +47,21 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line, and return 0, 2 for what cannot be used, or 130 after Ctrl-C."""
+    """Run the command line, and return its status.
+
+    It is 0, 1 if no σ was found, 2 for what cannot be used, or 130 after Ctrl-C.
+    """
     try:
         arguments = _parser().parse_args(argv)
         table, report = _measured(arguments)
         _print(report if arguments.json else as_text(table), sys.stdout)
         if not table.attrs["complete"]:
             return 130
+        return 0 if table["sigma"].notna().any() else 1
     except BrokenPipeError:
         # What read the output, such as head, has ended; the interpreter flushes once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except _ERRORS as error:
+    except Exception as error:  # of libraries of many kinds
         _print(f"lipcore: error: {' '.join(str(error).split())}", sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -101,6 +104,8 @@ def _measured(arguments: argparse.Namespace) -> tuple:
     if arguments.layers not in (None, "all"):
         names = map(str.strip, arguments.layers.split(","))
         layers = [int(x) if x.isdecimal() else x for x in names]
+        expected = "numbers or names between commas"
+        require(all(x != "" for x in layers), "layers", expected, repr(arguments.layers))
     text = Path(arguments.text).read_text(encoding="utf-8") if arguments.text else TEXT
     model, inputs = _load(arguments, text)
     options = {name: getattr(arguments, name) for name in ("scope", "tol")}
@@ -140,6 +145,9 @@ def _load(arguments: argparse.Namespace, text: str) -> tuple:
         require(not is_empty, "tokenizer", "one with words", "none")
         ids = tokenizer(text, truncation=True, max_length=n, return_tensors="pt")["input_ids"]
     require(ids.numel(), "text", "one with tokens in it", "none")
+    reads = model.main_input_name == "input_ids"
+    cure = f"{type(model).__name__}: measure it in Python, by lipcore.measure(model, ...)"
+    require(reads, "model", "one that reads texts", cure)
     size = getattr(config, "vocab_size", None) or sys.maxsize
     require(ids.max() < size, "tokenizer", f"ids below {size}", int(ids.max()))
     inputs = {"input_ids": ids.long()}
@@ -153,7 +161,7 @@ def _expected(message: str) -> Iterator[None]:
     """Say first, of an error in the library, what was expected."""
     try:
         yield
-    except _ERRORS as error:
+    except Exception as error:
         raise ValueError(f"{message} ({' '.join(str(error).split())[:300]})") from error
 
 

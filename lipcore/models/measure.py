@@ -7,22 +7,23 @@ import itertools
 import platform
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from importlib import metadata
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from tqdm import tqdm
 
 import lipcore
 from lipcore._checks import check_count, check_number, require
-from lipcore.lipschitz import UNCHECKED, check_norm, local_lipschitz
-from lipcore.models.capture import Call, captured, module_of, record, whole
+from lipcore.lipschitz import check_norm, local_lipschitz
+from lipcore.models.capture import Call, Captured, captured, module_of, record
 from lipcore.models.modules import read
 from lipcore.models.structure import attention_modules, blocks, remarks
+from lipcore.models.whole import whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,8 +31,9 @@ if TYPE_CHECKING:
 #: What :func:`measure` measures.
 SCOPES = ("attention", "block", "model")
 #: Its columns; a narrow terminal shows the first ones and the last ones.
-COLUMNS = ["layer", "sequence", "kind", "shape", "note"]
+COLUMNS = ["layer", "sequence", "kind", "shape", "varied", "fixed", "note"]
 COLUMNS += ["converged", "probability", "lower", "upper", "sigma"]
+_REFUSALS = (ValueError, TypeError, NotImplementedError, RuntimeError, AttributeError, LookupError)
 
 
 def measure(
@@ -39,6 +41,7 @@ def measure(
     *args,
     scope: str = "attention",
     layers: int | str | Iterable[int | str] | None = None,
+    wrt: str | None = None,
     norm: str = "frobenius",
     tokens: int | slice | None = None,
     tol: float = 1e-4,
@@ -67,6 +70,11 @@ def measure(
         model's output.
     layers : int, str, or several of them, optional
         Numbers, from 0, or names of modules; all of them if left out.
+    wrt : str, optional
+        The input of the module that varies: its name, such as ``"query"`` or
+        ``"key_value_states"``. If left out, the first one, with those that are the same tensor.
+        With ``"all"``, every input as large as the first gets the same push, which is right where
+        they are the same tokens up to something added, as ``x + positions`` and ``x`` are.
     norm, tokens
         Which outputs count, as for :func:`lipcore.local_lipschitz`. With ``tokens=-1`` the last one
         alone counts, and with ``norm="token"`` the one that moves most.
@@ -84,9 +92,11 @@ def measure(
     -------
     pandas.DataFrame
         One row for each module and sequence, in the order of running, with the columns ``layer``,
-        ``sequence``, ``kind`` (the class), ``shape`` (n, d), ``note``, ``converged``,
-        ``probability``, ``lower``, ``upper`` and ``sigma``. A module that cannot be measured has a
-        row without numbers, whose note says why, and there is a warning. ``attrs`` has a ``title``,
+        ``sequence``, ``kind`` (the class), ``shape`` (n, d), ``varied`` and ``fixed`` (the inputs
+        that are X, and those that are held), ``note``, ``converged``, ``probability``, ``lower``,
+        ``upper`` and ``sigma``. What cannot be measured has a row without numbers, whose note says
+        why, and there is a warning; if a batch is refused, each of its sequences is tried with the
+        others held fixed. ``attrs`` has a ``title``,
         and whether the table is ``complete``: after Ctrl-C it has the rows so far.
         Padding belongs to X and to the output as any token does, so that it counts.
 
@@ -110,6 +120,8 @@ def measure(
     options = {"norm": check_norm(norm), "tokens": tokens, "tol": tol, "check": check}
     options["generator"] = generator
     model = module_of(model)
+    is_free = wrt is None or scope != "model"
+    require(is_free, "wrt", "nothing with scope 'model', where what enters varies", repr(wrt))
     calls = _calls(model, scope, layers, args, inputs)
     rows: list[dict] = []
     complete = False
@@ -117,7 +129,7 @@ def measure(
     with tqdm(calls, desc=scope, delay=2, leave=False, disable=hidden) as bar:
         try:
             for name, call in bar:
-                rows += _rows(name, call, scope, options)
+                rows += _rows(name, call, scope, wrt, options)
             complete = True
         except KeyboardInterrupt:
             done = len({row["layer"] for row in rows})
@@ -128,7 +140,7 @@ def measure(
     title = f"{scope} of {type(model).__name__}, σ to {tol:g} relative"
     table.attrs = {"title": title, "complete": complete}
     if missing := [row for row in rows if row["sigma"] is None]:
-        what = f"{len(missing)} of {len(calls)} modules have no σ, as their notes say: "
+        what = f"{len(missing)} of {len(rows)} rows have no σ, as their notes say: "
         warnings.warn(f"{what}{missing[0]['layer']} {missing[0]['note']}", stacklevel=2)
     return table
 
@@ -175,27 +187,55 @@ def _chosen(modules: list[str], layers) -> list[str]:
     return list(dict.fromkeys(chosen))
 
 
-def _rows(name: str, call: Call, scope: str, options: dict) -> list[dict]:
+def _rows(name: str, call: Call, scope: str, wrt: str | None, options: dict) -> list[dict]:
     """Return the rows of one module, one for each sequence, or one that says why there is none."""
-    row = dict.fromkeys(COLUMNS) | {"layer": name, "kind": call.kind}
-    row |= {"sequence": 0, "converged": False}
-    notes = [call.remark, remarks(call.module) if scope == "attention" else ""]
+    row = dict.fromkeys(COLUMNS) | {"layer": name, "sequence": 0, "kind": call.kind}
     try:
-        fn = captured(call)
-        row["shape"] = tuple(fn.X.shape[-2:])
-        layer = None
-        if scope == "attention":
-            with suppress(ValueError):  # of an Attention the Jacobian is faster
-                layer = read(fn)
-        r = local_lipschitz(layer or fn, fn.X, **options)
-        notes += [fn.remark, "" if r.checked else UNCHECKED]
-    except (ValueError, TypeError, NotImplementedError) as error:
-        return [row | {"note": f"not measured: {' '.join(str(error).split())}"}]
-    row |= {"probability": r.probability, "note": "; ".join(filter(None, notes))}
-    columns = ("sigma", "lower", "upper", "converged")
-    numbers = (r.value, r.lower, r.upper, r.converged)
-    each = zip(*(number.reshape(-1).tolist() for number in numbers), strict=True)
-    return [row | {"sequence": i} | dict(zip(columns, x, strict=True)) for i, x in enumerate(each)]
+        fn = captured(call, wrt)
+    except _REFUSALS as error:
+        return [row | _refused(error)]
+    note = "; ".join(
+        filter(None, [remarks(call.module) if scope == "attention" else "", fn.remark])
+    )
+    varied, fixed = fn.said()
+    row |= {"shape": tuple(fn.X.shape[-2:]), "varied": varied, "fixed": fixed, "note": note}
+    layer = None
+    if scope == "attention":
+        with suppress(*_REFUSALS):  # of an Attention the Jacobian is faster
+            layer = read(fn)
+    try:
+        found = _numbers(layer or fn, fn.X, note, options)
+    except _REFUSALS as error:
+        found = [_refused(error)]
+        members = len(fn.X) if fn.X.ndim > 2 else 1
+        if members > 1:
+            found = [_of_member(fn, i, note, options) for i in range(members)]
+    return [row | {"sequence": i} | one for i, one in enumerate(found)]
+
+
+def _of_member(fn: Captured, member: int, note: str, options: dict) -> dict:
+    """Return the numbers of one sequence of a batch, with the others held fixed."""
+    try:
+        part = fn.of_member(member)
+        return _numbers(part, part.X, note, options)[0]
+    except _REFUSALS as error:
+        return _refused(error)
+
+
+def _refused(error: Exception) -> dict:
+    return {"converged": False, "note": f"not measured: {' '.join(str(error).split())}"}
+
+
+def _numbers(f: Callable, X: Tensor, note: str, options: dict) -> list[dict]:
+    """Return the numbers of each sequence."""
+    found = local_lipschitz(f, X, **options)
+    names = {"sigma": "value", "lower": "lower", "upper": "upper", "converged": "converged"}
+    numbers = []
+    for r in found if found.value.ndim else [found]:
+        one = {column: getattr(r, name).item() for column, name in names.items()}
+        said = "; ".join(filter(None, [note, r.remark]))
+        numbers.append(one | {"probability": r.probability, "note": said})
+    return numbers
 
 
 def versions() -> dict[str, str]:

@@ -292,11 +292,13 @@ def _tables(fn: Captured, heads: int) -> Iterator[dict]:
 def _readings(table: Tensor, fn: Captured, heads: int) -> Iterator[dict]:
     *batch, n, _ = fn.X.shape
     members = batch[0] if batch else 1
+    if table.ndim == 2 and len(table) == members and table.shape[1] >= n:
+        yield from _readings(table[:, None, None], fn, heads)  # padding of each sequence
+        if members != n:
+            return
     table = table[..., :n, :n]
     if table.ndim == 3 and len(table) == members * heads and len(table) != heads:
         table = table.unflatten(0, (members, heads))
-    if table.ndim == 2 and table.shape == (members, n) and members != n:  # padding
-        table = table[:, None, None, :]
     if table.ndim == 4 and not batch:
         table = table[0]
     if table.dtype == torch.bool:

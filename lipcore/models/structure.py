@@ -32,6 +32,10 @@ def attention_modules(model: nn.Module) -> list[str]:
     modules = dict(model.named_modules())
     attention = [name for name, module in modules.items() if is_attention(module)]
     named = [name for name, module in modules.items() if "attention" in _kind(module).lower()]
+    # what compares queries and keys without values, such as an indexer, serves what it is in
+    attention = [
+        a for a in attention if _has_values(modules[a]) or not any(_is_inside(a, b) for b in named)
+    ]
     alone = [a for a in named if not any(_is_inside(b, a) for b in attention + named)]
     wanted = set(attention) | {a for a in alone if any(True for _ in modules[a].parameters())}
     return [name for name in modules if name in wanted]
@@ -59,7 +63,7 @@ def remarks(module: nn.Module) -> str:
         return ""
     named = module.named_children()
     norms = [name for name, child in named if "norm" in _kind(child).lower()]
-    norms = [name for name in norms if not _OF_QUERIES.fullmatch(name)]
+    norms = [x for x in norms if not _OF_QUERIES.fullmatch(re.sub("^(q|k)v?_a", r"\1", x))]
     if norms:
         return f"includes {', '.join(norms)} and what is added before it"
     is_bare = is_attention(module) and not projections(module)["output"]
@@ -77,6 +81,11 @@ def is_attention(module: nn.Module) -> bool:
     has_query, has_key, has_fused = (any(map(p.fullmatch, names)) for p in patterns)
     is_called = "atten" in _kind(module).lower()
     return (has_query and (has_key or has_fused)) or (has_fused and is_called)
+
+
+def _has_values(module: nn.Module) -> bool:
+    parts = projections(module)
+    return isinstance(module, nn.MultiheadAttention) or bool(parts["value"] or parts["fused"])
 
 
 def projections(module: nn.Module) -> dict[str, list[nn.Module]]:

@@ -20,9 +20,10 @@ from lab.models.texts import load_text, sequences
 from lab.stored import kept, short, stored_file
 from lipcore.autodiff import AutogradJacobian
 from lipcore.lipschitz import local_lipschitz
-from lipcore.models.capture import Captured, captured, module_of, record, whole
+from lipcore.models.capture import Captured, captured, module_of, record
 from lipcore.models.measure import versions
 from lipcore.models.structure import blocks
+from lipcore.models.whole import whole
 from lipcore.operators import FunctionOperator, LinearOperator
 from lipcore.spectral import spectral_norm
 

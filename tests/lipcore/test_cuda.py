@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import lipcore.jacobian as module
-from lipcore import AutogradJacobian, local_lipschitz, spectral_norm
+from lipcore import Attention, AutogradJacobian, local_lipschitz, spectral_norm
 from lipcore.bounds import local_upper
 from lipcore.jacobian import AttentionJacobian
 
@@ -66,6 +66,32 @@ def test_autodiff(make_case):
     attention, X = case.attention.to("cuda"), case.X.cuda()
     J = AutogradJacobian(lambda Y: attention(Y), X)
     torch.testing.assert_close(J.dense(), attention.jacobian(X).dense(), **CLOSE)
+
+
+@needs_gpu
+@pytest.mark.parametrize("reduced", ["highest", "high", "medium"])
+def test_reduced_products_are_seen(randn, reduced, monkeypatch):
+    """TF32 is good to 1e-3: a bracket holds, or there is none. So it is under autocast."""
+    f = Attention.from_matrices(randn(64, 64) / 8, randn(64, 64)).to("cuda")
+    X = randn(512, 64).cuda()
+    truth = local_lipschitz(f, X, tol=1e-12)
+    single, Y = f.to(torch.float32), X.float()
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(reduced)
+    try:
+        closed = local_lipschitz(single, Y)
+        with torch.autocast("cuda", torch.bfloat16):
+            cast = local_lipschitz(single, Y)
+        monkeypatch.setattr("lipcore.cross.FLOAT64_ENTRIES", 0)
+        long = local_lipschitz(single, Y)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    for found in (closed, cast):
+        # the weights and tokens are those rounded to float32
+        assert found.lower * (1 - 1e-5) <= truth.value <= found.upper * (1 + 1e-5)
+        assert found.remark == "" and found.probability == 0.999
+    assert long.remark == "float32, not certified" and long.probability is None
+    assert abs(long.value / truth.value - 1) < 1e-2
 
 
 @STORE

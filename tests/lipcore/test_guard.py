@@ -2,9 +2,13 @@
 
 import contextlib
 import itertools
+import os
+import random
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -209,6 +213,143 @@ def other_dtype():
     return nn.Linear(D, D, dtype=torch.float64 if is_single else torch.float32).eval()
 
 
+def straight(quantised):
+    """A straight-through estimator: the value of one map, the derivative of the identity."""
+    return lambda x: x + (quantised(x) - x).detach()
+
+
+def hot(x):
+    """One where a token is largest, with the derivative of its softmax."""
+    soft = x.softmax(-1)
+    return F.one_hot(x.argmax(-1), x.shape[-1]).to(x) + soft - soft.detach()
+
+
+def expert_without_gradient(x):
+    """Large members take a way that autodiff does not see."""
+    large = x.norm(dim=(-2, -1), keepdim=True) > 30
+    return torch.where(large, x.detach(), mixed(x))
+
+
+class BackwardOfLarge(torch.autograd.Function):
+    """Its backward is wrong for large entries only."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return torch.where(ctx.saved_tensors[0].abs() > 20, g, 2 * g)
+
+
+def hooked(x):
+    y = mixed(x)
+    if y.requires_grad:
+        y.register_hook(lambda g: 1.0005 * g)
+    return y
+
+
+def linear(call):
+    """A function of X and of weights of X's own dtype, so that it takes no other."""
+    W = torch.randn(D, D) / D**0.5
+    return lambda x: call(x, x @ W)
+
+
+def random_slope(draw):
+    X = drawn(3, 4, D, seed=4)
+    return lambda x: x + (x - X.to(x)) * draw()
+
+
+class Keeping(nn.Module):
+    """Keeps something from call to call."""
+
+    def __init__(self, keep, kept=None, linear=False):
+        super().__init__()
+        self.keep, self.kept = keep, kept
+        self.linear = nn.Linear(D, D) if linear else nn.Identity()
+        self.register_buffer("past", None)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x):
+        return self.linear(self.keep(self, x))
+
+
+def growing(m, x):
+    """Keys and values of earlier calls stay."""
+    m.past = x if m.past is None else torch.cat([m.past, x], -2)
+    return (x @ m.past.mT).softmax(-1) @ m.past
+
+
+def first_kept(m, x):
+    """Those of the first call stay for ever."""
+    m.kept = x if m.kept is None else m.kept
+    return (x @ m.kept.mT).softmax(-1) @ m.kept
+
+
+def counted(m, x):
+    m.kept = (m.kept or 0) + 1
+    return x.sin()
+
+
+def every_other(m, x):
+    m.kept = not m.kept
+    return x.sin() if m.kept else x.cos()
+
+
+def count_before(m, x):
+    """Changed from outside, before the module runs."""
+    m.count += 1
+    return m(x)
+
+
+def appended(past):
+    return lambda x: (past.append(1), x.sin())[1]
+
+
+def lazy(m, x):
+    """A mask made once."""
+    m.kept = {} if m.kept is None else m.kept
+    mask = m.kept.setdefault(x.shape[-2], torch.ones(x.shape[-2], x.shape[-2]).tril().bool())
+    return scores(x).masked_fill(~mask, -torch.inf).softmax(-1) @ x
+
+
+def autocast(x):
+    with torch.autocast("cpu", torch.bfloat16):
+        y = x.float() @ MIX.float()
+    return y.to(x)
+
+
+class AutocastInside(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(D, D)
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return x + 0.1 * (x.float() @ self.linear.weight.float()).to(x)
+
+
+def routed(x):
+    """To one of two experts, token by token, weighted by its share."""
+    share, expert = (x[..., :2]).softmax(-1).max(-1, keepdim=True)
+    return share * torch.where(expert == 0, mixed(x), x.sin())
+
+
+def loud(X):
+    """One member in the middle is much larger."""
+    return X * (1 + 49.0 * (torch.arange(len(X)) == 3)).to(X)[:, None, None]
+
+
+def padded(X):
+    """Some tokens are zero."""
+    return torch.cat([X[:, :-2], 0 * X[:, -2:]], 1)
+
+
+def equal(X):
+    return X[:, :1].expand_as(X).contiguous()
+
+
 class Map(NamedTuple):
     """``refused`` is the cause or the cure that the refusal names, and ``truth`` does the same."""
 
@@ -219,10 +360,12 @@ class Map(NamedTuple):
     layout: str = "NLE"
     event_dims: int = 2
     close: float = 1e-9
+    place: Callable = lambda X: X
+    said: bool = False
 
 
-def wrong(make, refused, shape=(3, 4, D)):
-    return Map(make, refused, shape)
+def wrong(make, refused="fn", shape=(3, 4, D), **options):
+    return Map(make, refused, shape, **options)
 
 
 MAPS = {
@@ -243,11 +386,11 @@ MAPS = {
     "layer norm": Map(lambda: nn.LayerNorm(D).eval()),
     "batch norm, evaluated": Map(lambda: of(nn.BatchNorm1d(D).eval(), across)),
     "kinks": Map(lambda: lambda x: mixed(mixed(x).relu())),
-    "kinks and oscillations": Map(lambda: kinks_and_oscillations, close=1e-5),
+    "kinks and oscillations": Map(lambda: kinks_and_oscillations, close=1e-5, said=True),
     "a branch": Map(lambda: lambda x: x.sin() if float(x.sum()) > -1e9 else x),
     "compiled": Map(
         lambda: torch.compile(residual_in_place, backend="eager"), truth=residual_in_place),
-    "softmax in float32": Map(lambda: upcast_softmax, close=1e-5),
+    "softmax in float32": Map(lambda: upcast_softmax, close=1e-5, said=True),
     "constant": Map(lambda: lambda x: torch.ones_like(x)),
     "shifted": Map(lambda: lambda x: x + 7),
     "saturated": Map(lambda: lambda x: (1e3 * x).tanh() + 7),
@@ -256,6 +399,29 @@ MAPS = {
     "batch in the middle": Map(lambda: of(attention(), attend), layout="LNE"),
     "channels": Map(lambda: conv(3), shape=IMAGES, event_dims=3),
     "batch as one input": Map(lambda: lambda x: x - x.mean(0), event_dims=3),
+    "sharp scores": Map(lambda: lambda x: (30 * scores(x)).softmax(-1) @ x, close=1e-8),
+    "a wide network": Map(
+        lambda: lambda x: ((x @ drawn(D, 4096, seed=6).to(x)).relu() @ drawn(4096, D, seed=7).to(x))),
+    "one dtype only": Map(lambda: linear(lambda x, y: y.tanh() + x)),
+    "one dtype only, wide": Map(
+        lambda: linear(lambda x, y: torch.cat([y, x, y + x], -1).relu() @ drawn(3 * D, D).to(x))),
+    "large tokens": Map(lambda: lambda x: F.layer_norm(x, (D,)), place=lambda X: X + 1e3),
+    "many tokens alike": Map(lambda: lambda x: scores(x).softmax(-1) @ x, place=equal),
+    "zeros": Map(lambda: lambda x: mixed(x).tanh(), place=lambda X: 0 * X),
+    "tiny": Map(lambda: lambda x: F.normalize(x, dim=-1) * 1e-6, place=lambda X: 1e-6 * X),
+    "huge": Map(lambda: lambda x: F.normalize(x, dim=-1), place=lambda X: 1e6 * X),
+    "a steep norm at padding": Map(
+        lambda: lambda x: F.layer_norm(x, (D,), eps=1e-12) / 1e6, shape=(2, 4, D), place=padded),
+    "routed": Map(lambda: routed),
+    "sorted": Map(lambda: lambda x: x.sort(-1).values * torch.arange(D).to(x)),
+    "largest": Map(lambda: lambda x: mixed(x).amax(-2, keepdim=True)),
+    "rounded": Map(lambda: lambda x: x.round()),
+    "a mask without gradient": Map(
+        lambda: lambda x: torch.no_grad()(lambda y: (y > 0).to(y))(x) * x),
+    "a mask made once": Map(lambda: Keeping(lazy).eval()),
+    "float32 throughout": Map(lambda: lambda x: mixed(x.float()).sin().to(x), close=1e-5, said=True),
+    "one number in float32": Map(
+        lambda: lambda x: x.float().square().sum((-2, -1)).to(x), close=1e-5, said=True),
     # --- the batch is elsewhere, or is none ---
     "sequences first": wrong(lambda: of(attention(), attend), "LNE"),
     "sequences first, causal": wrong(lambda: of(attention(), attend_causally), "LNE"),
@@ -271,6 +437,7 @@ MAPS = {
     "independent only in pairs": wrong(lambda: lambda x: x + x.roll(2, 0) / 9, "influence", MANY),
     "hidden mean": wrong(lambda: lambda x: x - x.mean(0).detach(), "influence"),
     "hidden mean of many": wrong(lambda: lambda x: x - x.mean(0).detach(), "influence", MANY),
+    "a little influence": wrong(lambda: lambda x: x + 8e-4 * x.mean(0), "influence"),
     # --- a part is hidden from autodiff ---
     "no_grad": wrong(lambda: torch.no_grad()(mixed), "no_grad"),
     "no_grad around scores": wrong(lambda: partly_without, "no_grad"),
@@ -285,9 +452,48 @@ MAPS = {
         lambda: lambda x: x * total(x * x).sqrt().detach(), "detach", (2, 512, 64)),
     "data": wrong(lambda: lambda x: x + x.data.sin(), "data"),
     "a number taken out": wrong(lambda: number_taken_out, "tolist"),
-    "NumPy": wrong(lambda: lambda x: torch.from_numpy(2 * x.detach().numpy()), "numpy"),
+    "NumPy": wrong(lambda: lambda x: torch.from_numpy(2 * x.detach().numpy()), "detach"),
     "straight through": wrong(lambda: StraightThrough.apply, "round"),
     "backward that is wrong": wrong(lambda: Untransposed.apply, "backward"),
+    "a little detached": wrong(lambda: lambda x: x + 9e-3 * x.detach(), "detach"),
+    "less detached": wrong(lambda: lambda x: x + 9e-4 * x.detach(), "detach"),
+    "a little detached, one dtype only": wrong(
+        lambda: linear(lambda x, y: y + 9e-3 * y.detach()), "detach"),
+    "gradients scaled by a hook": wrong(lambda: hooked, "backward"),
+    "one member detached": wrong(
+        lambda: lambda x: x * x.norm(dim=(-2, -1), keepdim=True).clamp(min=50).detach(),
+        "detach", (8, 3, D), place=loud),
+    "one member's expert": wrong(lambda: expert_without_gradient, "detach", (8, 3, D), place=loud),
+    "one member clamped": wrong(
+        lambda: straight(lambda x: x.clamp(-20, 20)), "detach", (8, 3, D), place=loud),
+    "one member's backward": wrong(
+        lambda: BackwardOfLarge.apply, "backward", (8, 3, D), place=loud),
+    "one member rounded": wrong(
+        lambda: lambda x: torch.where(x.norm(dim=(-2, -1), keepdim=True) > 30,
+            StraightThrough.apply(x), x), "round", (8, 3, D), place=loud),
+    "fake quantiser": wrong(lambda: straight(lambda x: 0.05 * (x / 0.05).round())),
+    "sign, straight through": wrong(lambda: straight(torch.sign)),
+    "one hot": wrong(lambda: hot),
+    # --- no derivative at X ---
+    "|x| at 0": wrong(lambda: torch.abs, "kink", place=lambda X: 0 * X),
+    "norm at 0": wrong(lambda: lambda x: x.norm(dim=-1, keepdim=True), "kink", place=padded),
+    "sum of sizes at 0": wrong(lambda: lambda x: x.abs().sum((-2, -1)), "kink", place=padded),
+    "largest of two equal": wrong(lambda: lambda x: x.amax(-2, keepdim=True), "kink", place=equal),
+    "relu at 0": wrong(lambda: torch.relu, "kink", place=padded),
+    "leaky relu at 0": wrong(lambda: F.leaky_relu, "kink", place=padded),
+    "maximum of two equal": wrong(lambda: lambda x: x.max(x.roll(1, -2)), "kink", place=equal),
+    "distances of equal tokens": wrong(
+        lambda: lambda x: torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist"),
+        place=equal),
+    "one kink among many": wrong(
+        lambda: lambda x: x + x.abs() / 9, "kink", (2, 40, D),
+        place=lambda X: X * (torch.arange(40) != 7).to(X)[:, None]),
+    "root at 0": wrong(lambda: lambda x: x.square().sum(-1, keepdim=True).sqrt(), place=padded),
+    # --- fewer digits than the dtype has ---
+    "autocast": wrong(lambda: autocast, "bfloat16"),
+    "autocast, in a module": wrong(lambda: AutocastInside().eval(), "bfloat16"),
+    "half precision": wrong(lambda: lambda x: mixed(x.half()).to(x), "float16"),
+    "a little half precision": wrong(lambda: lambda x: x + 0.1 * mixed(x).half().to(x), "float16"),
     "no rule": wrong(lambda: NoRule.apply, "backward"),
     "checkpoint, reentrant": wrong(
         lambda: lambda x: checkpoint(residual_in_place, x, use_reentrant=True), "use_reentrant"),
@@ -296,12 +502,26 @@ MAPS = {
     "dropout module": wrong(lambda: of(nn.Dropout(0.1)), r"\.eval\(\)"),
     "seed set inside": wrong(lambda: seeded, "seed"),
     "seed set, nothing drawn": wrong(lambda: lambda x: (torch.manual_seed(1), x)[1], "seed"),
-    "generator of its own": wrong(shared_generator, "same output"),
+    "generator of its own": wrong(shared_generator, "chance"),
     "state between calls": wrong(counting, "same output"),
-    "buffer": wrong(lambda: of(nn.BatchNorm1d(D).eval(), counting_calls), "buffer"),
+    "random": wrong(lambda: lambda x: x * (1 + (random.random() < 0.95)), "chance"),
+    "random of NumPy": wrong(lambda: lambda x: x * np.random.rand(), "chance"),  # noqa: NPY002
+    "generator of NumPy": wrong(
+        lambda: random_slope(np.random.default_rng(0).standard_normal), "chance"),
+    "generator of Python": wrong(lambda: random_slope(random.Random(0).random), "same output|chance"),
+    "the system's chance": wrong(lambda: random_slope(lambda: os.urandom(1)[0]), "same output"),
+    "the time": wrong(lambda: random_slope(lambda: time.perf_counter_ns() % 1009), "same output"),
+    "a cache that grows": wrong(lambda: Keeping(growing).eval(), "past"),
+    "a cache that stays": wrong(lambda: Keeping(first_kept).eval(), "same output"),
+    "a counter": wrong(lambda: Keeping(counted).eval(), "kept"),
+    "every other call": wrong(lambda: Keeping(every_other).eval(), "kept"),
+    "changed before it runs": wrong(
+        lambda: of(Keeping(lambda m, x: x.sin()).eval(), count_before), "count"),
+    "a list": wrong(lambda: appended([])),
+    "buffer": wrong(lambda: of(nn.BatchNorm1d(D).eval(), counting_calls), "num_batches_tracked"),
     "batch norm in training": wrong(lambda: of(nn.BatchNorm1d(D), across), r"\.eval\(\)"),
     "mode changed inside": wrong(
-        lambda: of(conv(3), lambda m, x: m(x) + 0 * bool(m.train())), "mode", (3, 3, 4)),
+        lambda: of(conv(3), lambda m, x: m(x) + 0 * bool(m.train())), "training", (3, 3, 4)),
     "training": wrong(lambda: nn.Dropout(0.5), "evaluation"),
     "method of a training module": wrong(lambda: nn.Dropout(0.5).forward, "evaluation"),
     "training inside": wrong(
@@ -328,7 +548,8 @@ def built(name, dtype):
     try:
         with torch.random.fork_rng():
             torch.manual_seed(3)
-            return MAPS[name].make(), drawn(*MAPS[name].shape, seed=4).to(dtype)
+            X = MAPS[name].place(drawn(*MAPS[name].shape, seed=4))
+            return MAPS[name].make(), X.to(dtype)
     finally:
         torch.set_default_dtype(before)
 

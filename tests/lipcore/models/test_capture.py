@@ -152,6 +152,19 @@ def test_the_same_memory_is_the_same_input(inference):
     assert_right(fn, X)
 
 
+def test_the_same_run_in_double_precision():
+    """Of a copy: the model keeps its precision. Where the copy computes otherwise there is none."""
+    layer = nn.TransformerDecoderLayer(8, 2, 12, batch_first=True).eval()
+    inputs = drawn(2, 3, 8).float(), drawn(2, 5, 8, seed=1).float()
+    fn = capture(layer, "multihead_attn", *inputs)[0].double()
+    assert (fn.varied, fn.fixed) == (("query",), ("key", "value"))
+    assert_right(fn, fn.X)
+    assert layer.linear1.weight.dtype == torch.float32
+    assert fn.double() is fn
+    fickle = of(lambda x: x if x.dtype == torch.float32 else 2 * x)
+    assert capture(fickle, "", inputs[0])[0].double() is None
+
+
 # --- where the batch is --------------------------------------------------------------------------
 
 

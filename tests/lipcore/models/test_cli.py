@@ -104,7 +104,7 @@ def test_what_is_measured(measure):
     assert rows_of(measure("--json", "--layers", ATTENTION[1], "--dtype", "float64")) == one
     blocks = rows_of(measure("--json", "--scope", "block"))
     assert [row["layer"] for row in blocks] == ["encoder.layer.0", "encoder.layer.1"]
-    assert "encoder.layer.0" in rows_of(measure("--json", "--scope", "model"))[0]["note"]
+    assert "encoder.layer.0" in rows_of(measure("--json", "--scope", "model"))[0]["varied"]
     loose = rows_of(measure("--json", "--tol", "0.1"))
     assert loose[1]["upper"] - loose[1]["lower"] > one[0]["upper"] - one[0]["lower"]
 
@@ -183,7 +183,8 @@ def assert_refused(result, named):
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
-    [("--layers 2", "layers: "), ("--layers first", "layers: "), ("--scope head", "--scope"),
+    [("--layers 2", "layers: "), ("--layers first", "layers: "),
+     ("--layers 0,,1", "layers: "), ("--scope head", "--scope"),
      ("--n 25", ": n: "), ("--n 0", ": n: "), ("--n 1.5", "--n"), ("--tol 0", "tol: "),
      ("--text no-such-file.txt", "no-such-file.txt"), ("--dtype float16", "--dtype"),
      ("--tokenizer no-such-tokenizer", "tokenizer: "), ("--lenght 3", "--lenght")],

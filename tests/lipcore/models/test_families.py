@@ -101,7 +101,7 @@ def test_sigma_of_the_whole_model(family):
     model, inputs = tiny_model(family), inputs_of(family)
     table = measure(model, **inputs, tol=1e-10, scope="model")
     assert table["layer"][0] == type(model).__name__
-    assert table["note"][0].endswith(f"as a map of what enters {FIRST[family]}")
+    assert table["varied"][0] == f"what enters {FIRST[family]}"
     check(table, model, inputs, first=FIRST[family], until="")
 
 

@@ -77,7 +77,7 @@ def test_a_module_that_cannot_be_measured_says_so_and_the_others_are(model, X):
             return out * float("nan"), weights
 
     model.layers[2].self_attn = Nowhere(8, 2, batch_first=True).double().eval()
-    with pytest.warns(UserWarning, match="^1 of 3 modules"):
+    with pytest.warns(UserWarning, match="^1 of 5 rows"):
         table = measure(model, X)
     last = table.iloc[-1]
     assert last[["probability", "lower", "upper", "sigma"]].isna().all() and not last["converged"]
@@ -85,7 +85,7 @@ def test_a_module_that_cannot_be_measured_says_so_and_the_others_are(model, X):
 
 
 def test_half_precision_is_refused(model, X):
-    with pytest.warns(UserWarning, match="^3 of 3 modules"):
+    with pytest.warns(UserWarning, match="^3 of 3 rows"):
         table = measure(model.half(), X.half())
     assert table["sigma"].dtype == float and table["sigma"].isna().all()
     assert all("float16" in note for note in table["note"])
