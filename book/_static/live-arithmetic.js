@@ -2,7 +2,7 @@
 // value with its certificate. A matrix goes in as a list of rows; vectors and what is made of them are flat.
 "use strict";
 const arithmetic = (() => {
-	const { abs, acosh, cosh, cos, exp, expm1, hypot, log, log1p, max, min, sqrt, sign } = Math, EPS = 2 ** -52, TINY = 1e-150, LEAST = -80;
+	const { abs, acosh, cosh, cos, exp, expm1, hypot, log, max, min, sqrt, sign } = Math, EPS = 2 ** -52, TINY = 1e-150, LEAST = -80;
 	const dot = (u, v) => { let s = 0; for (let i = 0; i < u.length; i++) s += u[i] * v[i]; return s; };
 	const norm = (v) => sqrt(dot(v, v)), flat = (M) => Float64Array.from(M.flat());
 	const mix = (s, u, t, v) => u.map((x, i) => s * x + t * v[i]);
@@ -61,7 +61,15 @@ const arithmetic = (() => {
 			const parts = [[multiply(S, keys, n, n, k), WQ, k], [multiply(S, queries, n, n, k, back), WK, k], [multiply(P, g, n, n, p, back), WV, p]];
 			return weighted(parts.map(([part, W, width]) => multiply(part, W, n, width, d)).reduce((a, b) => mix(1, a, 1, b)), d, -1);
 		};
-		return { rows: n * p, columns: n * d, n, P, outputs: multiply(P, values, n, n, p), pieces, push, pull };
+		// How far rounding may take a product with a unit vector, as in lipcore.jacobian, with Frobenius norms of the matrices.
+		const longest = (part, width) => { let far = 0; for (let i = 0; i < n; i++) far = max(far, norm(part.subarray(i * width, (i + 1) * width))); return far; };
+		const g = EPS * (2 * n + 2 * k + 3 * p + d + 20), [f, h, l] = [WQ, WK, WV].map(norm), near = EPS / 2 * (d + 9);
+		const offs = [f * longest(x, d) + (offset ? abs(scale) * norm(offset) : 0), h * longest(x, d), l * longest(x, d)].map((size) => near * size);
+		const [[offQ, offK, offV], q, key, v] = [offs, longest(queries, k), longest(keys, k), longest(values, p)];
+		const added = bias ? bias.flat().reduce((a, b) => max(a, abs(b ?? 0)), 0) : 0, rho = expm1(min(100, 2 * (offQ * key + offK * q + g * q * key + 4 * EPS * added) + 4 * g));
+		const spread = sqrt(multiply(P, new Float64Array(n).fill(1), n, n, 1, { left: true }).reduce((a, b) => max(a, b), 1));
+		const rounding = (4 * rho + 8 * g) * (f * key * v + spread * (h * q * v + l)) + 2 * (f * (offK * v + key * offV) + spread * h * (offQ * v + q * offV));
+		return { rows: n * p, columns: n * d, n, P, outputs: multiply(P, values, n, n, p), pieces, push, pull, rounding };
 	};
 
 	// Eigenvalues of a symmetric tridiagonal matrix, the largest first, and if wanted the last entry and all of the first's vector:
@@ -153,7 +161,7 @@ const arithmetic = (() => {
 
 	// Golub–Kahan–Lanczos with lipcore's stopping rule, one yield a step, so that a page can breathe meanwhile. Returns σ and
 	// its bracket, the worst push (`vector`) and the answer (`image`), both flat.
-	function* lanczos({ rows, columns, push, pull }, { tol = 1e-4, probability = 0.999, start = direction(columns) } = {}) {
+	function* lanczos({ rows, columns, push, pull, rounding }, { tol = 1e-4, probability = 0.999, start = direction(columns) } = {}) {
 		const s = probability && overlap(columns, 1 - probability), most = min(300, rows + 1, columns), V = [], d = [], t = [];
 		const unit = (v, size) => v.map((x) => (size ? x / size : 0)), theta = (values) => values.map((v) => max(sqrt(max(v, 0)), TINY));
 		let v = start, u = push(v), beta = 0, done = false;
@@ -183,8 +191,10 @@ const arithmetic = (() => {
 		}
 		const { values, vector } = tridiagonal(d, t, true), found = V.reduce((a, e, i) => mix(1, a, vector[i], e), start.map(() => 0));
 		const top = unit(found, norm(found)), image = push(top), value = norm(image);
-		const upper = s ? max(value, theta(values)[0] * growth(theta(values), t, s)) * (1 + 64 * EPS) : Infinity;
-		return { value, upper, vector: top, image, products: V.length };
+		// both ends of the bracket are widened by what rounding may do; where that is unknown, half of the digits are allowed for
+		const [size, norms] = [rounding ?? sqrt(EPS) * value, (rows + columns + 20) * EPS];
+		const exact = s ? max(value, theta(values)[0] * growth(theta(values), t, s)) : Infinity, upper = exact + (1 + sqrt(V.length)) * (size + norms * exact);
+		return { value, lower: max(0, value - size - norms * value), upper, vector: top, image, products: V.length };
 	}
 	const largest = (J, options) => { const run = lanczos(J, options); for (;;) { const { done, value } = run.next(); if (done) return value; } };
 	return { attention, direction, dot, largest, lanczos, matrix, mix, multiply, norm, overlap, symmetric, tridiagonal, valley };

@@ -51,16 +51,16 @@ function measure({ example }) {
 	if (job.example !== example) start(example, example === "own" ? own : JSON.stringify(EXAMPLES[example]));
 	const { fault, steps, found, J, n, words, known } = job;
 	if (!found) return { fault, steps };
-	const { value, upper, vector, image, products } = found, each = (v) => Array.from({ length: n }, (_, i) => { const part = v.subarray(i * v.length / n, (i + 1) * v.length / n); return dot(part, part) / dot(v, v); });
+	const { value, lower, upper, vector, image, products } = found, each = (v) => Array.from({ length: n }, (_, i) => { const part = v.subarray(i * v.length / n, (i + 1) * v.length / n); return dot(part, part) / dot(v, v); });
 	const [mixing, ownQuery, keys] = J.pieces(vector).map((piece) => dot(piece, image) / value || 0);
-	return { norm: value, upper, products, n, words, known, pushed: each(vector), answered: each(image), terms: { mixing, ownQuery, keys } };
+	return { norm: value, lower, upper, products, n, words, known, pushed: each(vector), answered: each(image), terms: { mixing, ownQuery, keys } };
 }
 
-function draw({ example }, { fault, steps, norm, upper, products, n, words, known, pushed, answered, terms }) {
+function draw({ example }, { fault, steps, norm, lower, upper, products, n, words, known, pushed, answered, terms }) {
 	one(".live-found").hidden = norm === undefined;
 	show({ fault: fault || (norm === undefined ? `measuring, ${steps} products so far …` : ""), name: form.querySelector(`[value=${example}]`)?.textContent ?? "Your file" });
 	if (norm === undefined) return;
-	show({ norm: say(norm), low: bound(Math.log(norm), false, 6), high: bound(Math.log(upper), true, 6), products, n });
+	show({ norm: say(norm), low: bound(Math.log(lower), false, 6), high: bound(Math.log(upper), true, 6), products, n });
 	one(".live-text").replaceChildren(...words.map((word, i) => {
 		const token = document.createElement("span");
 		token.className = "live-read";
