@@ -449,7 +449,7 @@ def test_head(measured, page, tmp_path):
         dense = torch.func.jacrev(layer)(X).reshape(-1, X.numel())
         truth = torch.linalg.matrix_norm(dense, 2).item()
         assert state["norm"] == about(truth) and state["lower"] <= truth <= state["upper"]
-        assert 1 < state["upper"] / state["lower"] < 1 + 2e-4
+        assert 1 < state["upper"] / state["lower"] < 1 + 1e-3
         r = local_lipschitz(layer, X, tol=1e-10)
         terms = [state["terms"][name] for name in ("mixing", "ownQuery", "keys")]
         assert sum(terms) == about(truth)
