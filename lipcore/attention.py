@@ -70,7 +70,8 @@ class Attention(AttentionMap):
     window : int, optional
         Token i sees the tokens that are fewer than ``window`` places away, itself included.
     mask : Tensor of bool, shape broadcastable to (…, heads, n, n), optional
-        True where query i may see key j; a mask fixes the number n of tokens.
+        True where query i may see key j, as in ``scaled_dot_product_attention``; the masks of
+        ``nn.MultiheadAttention`` say the opposite. A mask fixes the number n of tokens.
     bias : Tensor, shape broadcastable to (…, heads, n, n), optional
         Numbers added to the scores (ALiBi, relative positions), −∞ to hide a key; they fix n.
     sinks : Tensor, shape (heads,), optional

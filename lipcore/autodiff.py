@@ -75,15 +75,24 @@ class AutogradJacobian(LinearOperator):
         self.checked = check
         self._once = False  # whether some operation can be differentiated once only
         self._transposed = None
-        self.noise = torch.finfo(X.dtype).eps  #: relative rounding of the outputs, as measured
         with guard.unchanged(fn, X.device) if check else guard.isolated(X.device) as state:
             self._run(X, batch)
+            self.noise = self.seen.eps  # relative rounding of the outputs, as far as it is seen
             if check:
                 state.refuse_changes(values=True)
-                double = in_float64(*given) if X.dtype == torch.float32 else None
-                options = {"event_dims": event_dims, "layout": layout, "check": False}
-                exact = AutogradJacobian(*double, **options) if double else None
-                self.noise = guard.check_derivative(self, batch, state, exact)
+            double = in_float64(*given) if X.dtype == torch.float32 else None
+            options = {"event_dims": event_dims, "layout": layout, "check": False}
+            exact = AutogradJacobian(*double, **options) if double else None
+            if check:
+                found = guard.check_derivative(self, batch, state, exact)
+                self.noise = max(self.noise if exact is None else exact.noise, found)
+                if exact is not None:
+                    exact.checked, exact.noise = True, self.noise
+        self._exact = exact
+
+    def in_float64(self) -> AutogradJacobian | None:
+        """Return the Jacobian of the same map in float64, or None where that cannot be had."""
+        return self if self.dtype == torch.float64 else self._exact
 
     def _run(self, X: Tensor, batch: int) -> None:
         """Evaluate the map at X, with the graph of its derivative."""
@@ -187,14 +196,15 @@ def in_float64(fn: Callable, X: Tensor) -> tuple[Callable, Tensor] | None:
             double = copy.deepcopy(fn).double()
         else:
             double = fn.double() if hasattr(fn, "call") else fn
-        with guard.isolated(X.device), torch.no_grad():
+        with guard.unchanged(fn, X.device) as state, torch.no_grad():
             value, exact = fn(X.clone()), double(X.double())
-    except Exception:  # it cannot be copied, or takes no other dtype
+            state.refuse_changes(values=True)
+        if exact.dtype != torch.float64 or exact.shape != value.shape:
+            return None
+        rounding = 1e-4 * value.abs().amax()  # half of the digits: autocast leaves float64 alone
+        return (double, X.double()) if bool((exact - value).abs().amax() <= rounding) else None
+    except Exception:  # it cannot be copied, takes no other dtype, or is refused by itself
         return None
-    if not isinstance(exact, Tensor) or exact.dtype != torch.float64 or exact.shape != value.shape:
-        return None
-    rounding = 1e-4 * value.abs().amax()  # half of the digits: autocast leaves float64 alone
-    return (double, X.double()) if bool((exact - value).abs().amax() <= rounding) else None
 
 
 def batch_first(fn: Callable, X: Tensor, layout: str) -> tuple[Tensor, Callable]:

@@ -107,7 +107,7 @@ def unchanged(fn: Callable, device: torch.device) -> Iterator[State]:
     ...     state.refuse_changes(values=True)
     Traceback (most recent call last):
     ...
-    ValueError: fn: expected a map that changes nothing, got one that changes running_mean of...
+    ValueError: fn: expected a map that changes nothing, got one that changes num_batches_tracked...
     """
     thread = threading.get_ident()
 
@@ -519,6 +519,7 @@ class Seen(TorchFunctionMode):
     def __init__(self, *, hiding: bool = True) -> None:
         super().__init__()
         self.names, self.half, self.hiding = set(), "", hiding
+        self.eps = 0.0  # the largest of a dtype that the derivative passes through
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name = getattr(func, "__name__", "")
@@ -530,7 +531,8 @@ class Seen(TorchFunctionMode):
         if name in _HIDING and not self.hiding:
             return None if name == "no_grad" else args[0]
         result = func(*args, **(kwargs or {}))
-        is_half = isinstance(result, Tensor) and result.dtype in (torch.float16, torch.bfloat16)
-        if is_half and result.requires_grad:
-            self.half = str(result.dtype).removeprefix("torch.")
+        if isinstance(result, Tensor) and result.requires_grad and not result.is_complex():
+            self.eps = max(self.eps, torch.finfo(result.dtype).eps)
+            if result.dtype in (torch.float16, torch.bfloat16):
+                self.half = str(result.dtype).removeprefix("torch.")
         return result

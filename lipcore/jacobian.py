@@ -18,7 +18,7 @@ from lipcore._heads import head_outputs, mask_scores_, sink_factor
 from lipcore.operators import LinearOperator
 
 #: Attention weights of up to this many bytes are stored; every product recomputes larger ones.
-WEIGHTS_BYTES = 2**28
+WEIGHTS_BYTES = 2**30
 #: Bytes of one tile of attention weights: it should stay in the cache between its products.
 TILE_BYTES = 2**22
 #: The same on an accelerator, where few large products are faster.

@@ -16,7 +16,6 @@ import inspect
 import operator
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,11 +25,11 @@ from lipcore import guard
 from lipcore._checks import check_number, require
 from lipcore._heads import head_outputs
 from lipcore.attention import Attention
-from lipcore.autodiff import AutogradJacobian, batch_first, in_float64
+from lipcore.autodiff import AutogradJacobian, batch_first
 from lipcore.cross import AttentionMap
 from lipcore.jacobian import AttentionJacobian
 from lipcore.operators import FunctionOperator, LinearOperator
-from lipcore.spectral import SpectralNorm, spectral_norm, without_autocast
+from lipcore.spectral import INTERRUPTED, SpectralNorm, spectral_norm, without_autocast
 
 #: How the move of the outputs is measured.
 NORMS = ("frobenius", "token")
@@ -137,11 +136,13 @@ def local_lipschitz(
         of it, uses its Jacobian in three terms, anything else autodiff
         (:class:`~lipcore.autodiff.AutogradJacobian` says what it asks of the map).
     X : Tensor, shape (…, n, d)
+        In float32 the map is measured in float64 all the same if it can be: layers of up to
+        ``lipcore.cross.FLOAT64_ENTRIES`` attention weights, modules, and functions that take
+        float64. Others have no certificate, and the result says so; convert both to float64 for it.
     norm : {"frobenius", "token"}
         The norm of the outputs: of all that are looked at together, or of the one that moves most,
-        :math:`\max_i\|(D_Xf)_i\|_2`. For ``"token"`` each of m brackets is asked to fail m times
-        less often, so that all hold together with the probability asked for; ``left`` belongs to
-        the token that moves most, and ``iterations`` are those of all.
+        :math:`\max_i\|(D_Xf)_i\|_2`. For ``"token"`` ``left`` belongs to the token that moves most,
+        and ``iterations`` are those of all.
     tokens : int or slice, optional
         Which outputs are looked at, such as ``tokens=-1``; all if left out.
     event_dims, layout
@@ -186,12 +187,13 @@ def local_lipschitz(
     fits = not is_layer or given == (2, "NLE")
     require(fits, "event_dims, layout", "(2, 'NLE') for attention", given)
     Y, fn = (f.check_input(X), f) if is_layer else batch_first(f, X, layout)
-    options["generator"] = _unrelated(options.get("generator"), Y, event_dims)
     with without_autocast(X.device):
         if is_layer:
             J, back = _in_own_dimensions(f, X)
         else:
-            J, back = _by_autodiff(f, X, event_dims=event_dims, layout=layout, check=check), None
+            J = AutogradJacobian(f, X, event_dims=event_dims, layout=layout, check=check)
+            J, back = J.in_float64() or J, None
+        options["generator"] = _unrelated(options.get("generator"), Y, event_dims)
         found = (_sharp if differentiable else _of_outputs)(J, check_norm(norm), tokens, **options)
         vectors = {name: getattr(found, name) for name in ("left", "right")}
         if back is not None:
@@ -202,16 +204,6 @@ def local_lipschitz(
     if not getattr(J, "checked", True):
         found = replace(found, remark="; ".join(filter(None, [found.remark, UNCHECKED])))
     return LocalLipschitz(**vars(found), **({"layer": f, "tokens": X.detach()} if is_layer else {}))
-
-
-def _by_autodiff(fn: Callable, X: Tensor, **options) -> AutogradJacobian:
-    """Return the Jacobian, of the same map in float64 where that can be had."""
-    if X.dtype == torch.float32 and (twin := in_float64(fn, X)) is not None:
-        with suppress(
-            ValueError, TypeError, RuntimeError, NotImplementedError
-        ):  # such as NaN there
-            return AutogradJacobian(*twin, **options)
-    return AutogradJacobian(fn, X, **options)
 
 
 @torch.no_grad()
@@ -298,25 +290,27 @@ def select_outputs(J: LinearOperator, tokens: int | slice | None) -> LinearOpera
 
     shapes = J.batch_shape, J.output_shape, J.output_shape
     chosen = FunctionOperator(selected, selected, J, *shapes) @ J
-    chosen.rounding = J.rounding
+    chosen.rounding, chosen.noise = J.rounding, J.noise
     return chosen
 
 
-def _of_outputs(J, norm, tokens, probability=0.999, **options) -> SpectralNorm:
+def _of_outputs(J, norm, tokens, **options) -> SpectralNorm:
     """Return the largest move of the output tokens that are looked at, in the norm asked for."""
     if norm == "frobenius":
-        return spectral_norm(select_outputs(J, tokens), probability=probability, **options)
+        return spectral_norm(select_outputs(J, tokens), **options)
     looked_at = check_outputs(J, slice(None) if tokens is None else tokens)
     places = range(J.output_shape[-2])[looked_at]
-    each = probability
-    if probability is not None:  # all brackets shall hold together
-        limits = {"minimum": 0, "strict": True, "maximum": 1 - 1e-12 * len(places)}
-        each = 1 - (1 - check_number("probability", probability, **limits)) / len(places)
-    options["probability"] = each
-    rows = (spectral_norm(select_outputs(J, place), **options) for place in places)
-    largest = functools.reduce(_larger, rows)
-    certified = largest.probability == each
-    return replace(largest, probability=probability) if certified else largest
+    # the upper end holds if that of the worst token does, which no other can lower: each token is
+    # asked for the probability itself
+    rows = (_whole(spectral_norm(select_outputs(J, place), **options)) for place in places)
+    return functools.reduce(_larger, rows)
+
+
+def _whole(found: SpectralNorm) -> SpectralNorm:
+    """Return a result that others shall be compared with, or go on with Ctrl-C."""
+    if INTERRUPTED in found.remark:
+        raise KeyboardInterrupt
+    return found
 
 
 def _larger(a: SpectralNorm, b: SpectralNorm) -> SpectralNorm:

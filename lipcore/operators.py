@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+import scipy.sparse.linalg
 import torch
 from torch import Tensor
 
@@ -27,10 +28,13 @@ class LinearOperator:
     rounding : Tensor or None
         For each member, a bound on the error of a product with a unit vector, to first order in the
         dtype's ε. None where no bound is known.
+    noise : float
+        What is known of rounding instead: its share of a product, as far as it was measured.
     """
 
     allows_inference_mode = False
     rounding = None
+    noise = 0.0
 
     def _describe(self, like, batch_shape, input_shape, output_shape) -> None:
         """Set the shapes; dtype and device are those of the tensor or operator ``like``."""
@@ -82,6 +86,32 @@ class LinearOperator:
         shape = (*self.batch_shape, *self.input_shape)
         images = [self.matvec(e.reshape(self.input_shape).expand(shape)) for e in basis]
         return torch.stack([image.reshape(*self.batch_shape, rows) for image in images], dim=-1)
+
+    def to_scipy(self) -> scipy.sparse.linalg.LinearOperator:
+        """Return the operator for SciPy, on flat NumPy arrays; the batch has one member.
+
+        Examples
+        --------
+        >>> from scipy.sparse.linalg import svds
+        >>> J = MatrixOperator(torch.diag(torch.tensor([3.0, 2.0, 1.0])))
+        >>> svds(J.to_scipy(), k=2, return_singular_vectors=False, random_state=0).round(3).tolist()
+        [2.0, 3.0]
+        """
+        members = math.prod(self.batch_shape)
+        require(members == 1, "to_scipy", "a batch of one", f"{members} members")
+
+        def product(multiply, shape):
+            def multiplied(x):
+                tokens = torch.as_tensor(x, dtype=self.dtype, device=self.device)
+                image = multiply(tokens.reshape(*self.batch_shape, *shape))
+                return image.detach().flatten().cpu().numpy()
+
+            return multiplied
+
+        forth = product(self.matvec, self.input_shape)
+        back = product(self.rmatvec, self.output_shape)
+        kind = str(self.dtype).removeprefix("torch.")
+        return scipy.sparse.linalg.LinearOperator(self.shape, forth, back, dtype=kind)
 
     def _check(self, name: str, tensor: Tensor, event_shape: tuple[int, ...]) -> Tensor:
         # called before every product: what is said of a refusal is put together only then

@@ -13,17 +13,23 @@ import contextlib
 import functools
 import html
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy import ndarray
 from scipy.special import betaincinv
 from torch import Tensor
+from tqdm import tqdm
 
 from lipcore._checks import check_count, check_number, require
-from lipcore.operators import LinearOperator, MatrixOperator
+from lipcore.operators import FunctionOperator, LinearOperator, MatrixOperator
+
+if TYPE_CHECKING:
+    import pandas
 
 #: Vectors of the Lanczos basis that are stored together.
 BLOCK = 16
@@ -32,6 +38,10 @@ SHOWN = 20
 
 #: What a result says of an operator that is known in float32 alone.
 NOT_CERTIFIED = "float32, not certified"
+#: What it says after Ctrl-C.
+INTERRUPTED = "interrupted"
+#: After so many seconds a bar shows on a terminal how many pairs of products are done.
+SECONDS = 5
 
 _NUMBERS = ("value", "lower", "upper", "residual", "iterations", "converged")
 _TITLES = ("member", "σ", "lower", "upper", "probability", "products", "converged")
@@ -79,7 +89,7 @@ class SpectralNorm:
     >>> print(r)
     [0]  σ = 2  in [2, 2] with probability 0.999; 2 products with J and Jᵀ each, converged
     [1]  σ = 3  in [3, 3] with probability 0.999; 2 products with J and Jᵀ each, converged
-    >>> len(r), float(r[1]), f"{r[0]:.2f}", r.to_dict()["lower"]
+    >>> len(r), float(r[1]), f"{r[0]:.2f}", r.to_dict()["value"]
     (2, 3.0, '2.00', [2.0, 3.0])
     """
 
@@ -101,6 +111,22 @@ class SpectralNorm:
 
     def __format__(self, spec: str) -> str:
         return format(float(self), spec) if spec else str(self)
+
+    def item(self) -> float:
+        """Return σ, as ``float`` does."""
+        return float(self)
+
+    def __lt__(self, other) -> Tensor:
+        return self.value < other
+
+    def __le__(self, other) -> Tensor:
+        return self.value <= other
+
+    def __gt__(self, other) -> Tensor:
+        return self.value > other
+
+    def __ge__(self, other) -> Tensor:
+        return self.value >= other
 
     def __len__(self) -> int:
         if self.value.ndim == 0:
@@ -131,6 +157,15 @@ class SpectralNorm:
         """Return the numbers without the vectors, for JSON: lists over the batch, None for ∞."""
         numbers = {name: _finite(getattr(self, name).tolist()) for name in _NUMBERS}
         return numbers | {"probability": self.probability, "remark": self.remark}
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a table of the numbers, with a row for each member and its place as the index."""
+        import pandas as pd  # here, since the rest of the package needs no pandas
+
+        places = [place[0] if len(place) == 1 else place for place in np.ndindex(*self.value.shape)]
+        columns = {name: getattr(self, name).detach().flatten().tolist() for name in _NUMBERS}
+        said = {"probability": self.probability, "remark": self.remark}
+        return pd.DataFrame(columns | said, index=places if self.value.ndim else [0])
 
     def _shown(self) -> list[list[str]]:
         """Return the cells of one line for each member: its place in the batch, and its numbers."""
@@ -213,6 +248,9 @@ def spectral_norm(
     :math:`\prod_i (\sigma^2 - \theta_i^2) \le \prod_j \alpha_j\beta_j / s`
     (:prf:ref:`thm-certificate-b`); power iteration has :prf:ref:`prop-certificate-power`.
 
+    A run of more than five seconds shows a bar on a terminal. Ctrl-C ends a run of Lanczos with the
+    bracket so far: the result says "interrupted", a warning is given, and nothing has converged.
+
     These statements are about exact products, and float64 stands in for them: a float32 operator is
     measured by its twin in float64 (:meth:`~lipcore.operators.LinearOperator.in_float64`). Where it
     has none the result says "float32, not certified", and has no probability and no bracket. Both
@@ -222,7 +260,8 @@ def spectral_norm(
     the rounding of two norms. For ``upper``, each of the k steps changes the operator by r at most,
     and :math:`(1+\sqrt k)\,r` is added, the Frobenius norm of all these changes; that such changes
     are as independent of the start as J itself is not proved. Of other operators r is unknown, and
-    half of the digits, :math:`\sqrt\varepsilon\,\sigma`, are allowed for: generous, but not proved.
+    half of the digits, :math:`\sqrt\varepsilon\,\sigma`, are allowed for, or a hundred times what was
+    measured where a map works in float32 inside: generous, but not proved.
 
     Examples
     --------
@@ -256,10 +295,12 @@ def spectral_norm(
     v_1 = _random_start(J, generator)
     with torch.inference_mode(J.allows_inference_mode), without_autocast(J.device):
         parts = run(_FlatOperator(J), v_1, tol, limit, overlap)  # inference mode: calls cost less
+    if interrupted := parts.pop("remark", ""):
+        warnings.warn("interrupted: the result has the bracket so far", stacklevel=2)
     result = SpectralNorm(probability=probability, **{k: x.clone() for k, x in parts.items()})
     if probability is not None:  # a bracket is then as narrow as convergence promises
         slack = (1 + math.sqrt(tol)) * (1 + math.sqrt(torch.finfo(J.dtype).eps))
-        closed = result.upper <= slack * result.value
+        closed = result.upper <= slack * result.value + (0 if J.rounding is None else J.rounding)
         expected = "products with J that repeat, and with Jᵀ that belong to it"
         repeats = method == "power" or not bool((result.converged & ~closed).any())
         require(repeats, "operator", expected, "brackets that they do not close")
@@ -268,7 +309,109 @@ def spectral_norm(
     vectors = {name: getattr(result, name).to(kind) for name in ("left", "right")}
     result = replace(result, **numbers, **vectors, remark=remark)
     result = replace(result, **_widened(J, result))
+    result = replace(result, remark="; ".join(filter(None, [remark, interrupted])))
     return result if upper_bound is None else _with_bound(result, upper_bound)
+
+
+def singular_values(
+    operator: LinearOperator | Tensor,
+    k: int,
+    *,
+    probability: float | None = 0.999,
+    generator: torch.Generator | None = None,
+    **options,
+) -> SpectralNorm:
+    r"""Return the k largest singular values of every member, with brackets that all hold together.
+
+    Parameters
+    ----------
+    operator : LinearOperator, or Tensor of shape (…, rows, columns)
+    k : int
+        It costs as many runs of :func:`spectral_norm`.
+    probability : float, optional
+        Confidence that all upper ends hold together.
+    generator : torch.Generator, optional
+        Source of the k random starts.
+    **options
+        Those of :func:`spectral_norm`, such as ``tol``.
+
+    Returns
+    -------
+    SpectralNorm
+        With one more dimension, of size k, behind the batch.
+
+    Notes
+    -----
+    Let W be an orthonormal basis of the first i − 1 vectors that were found, for whatever reason.
+    Then :math:`\sigma_i(J) \le \|J - JWW^\top\|_2`, as for every approximation of rank i − 1, and a
+    run with a start of its own bounds the right side. With a basis of all k vectors
+    :math:`\sigma_i(J) \ge \sigma_i(JW)`. Rounding is allowed for as in :func:`spectral_norm`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> r = singular_values(torch.diag(torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64)), 2)
+    >>> [round(sigma, 6) for sigma in r.value.tolist()]
+    [3.0, 2.0]
+    """
+    J = MatrixOperator(operator) if isinstance(operator, Tensor) else operator
+    expected = "a LinearOperator or a torch.Tensor"
+    require(isinstance(J, LinearOperator), "operator", expected, type(J).__name__, TypeError)
+    k, smaller = check_count("k", k), min(J.shape)
+    require(k <= smaller, "k", f"at most the {smaller} singular values", k)
+    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    if probability is not None:
+        limits = {"minimum": 0, "strict": True, "maximum": 1 - 1e-12 * k}
+        probability = check_number("probability", probability, **limits)
+        options["probability"] = 1 - (1 - probability) / k
+    else:
+        options["probability"] = None
+    kind, J = J.dtype, J.in_float64() or J
+    flat = (*J.batch_shape, -1)
+    rest, found, W = J, [], []
+    for _ in range(k):
+        found.append(spectral_norm(rest, generator=generator, **options))
+        if INTERRUPTED in found[-1].remark:
+            raise KeyboardInterrupt
+        w = found[-1].right.reshape(flat)
+        w = _orthogonalised(_orthogonalised(w, [torch.stack(W)]), [torch.stack(W)]) if W else w
+        W.append(_divided(w, _norm(w)))
+        slack = found[0].value - found[0].lower
+        rest = _without(J, torch.stack(W), (1 + len(W)) * slack)
+    shaped = (w.reshape(*J.batch_shape, *J.input_shape) for w in W)
+    images = torch.stack([J.matvec(w).reshape(flat) for w in shaped], dim=-1)
+    U, value, Vh = torch.linalg.svd(images, full_matrices=False)
+    right = Vh @ torch.stack(W, dim=-2)
+    left = U.mT.reshape(*J.batch_shape, k, *J.output_shape)
+    back = torch.stack([J.rmatvec(u).reshape(flat) for u in left.unbind(len(flat) - 1)], dim=-2)
+    first = found[0]
+    joined = {
+        x: torch.stack([getattr(r, x) for r in found], -1) for x in ("iterations", "converged")
+    }
+    upper = torch.stack([r.upper for r in found], dim=-1).cummin(-1).values
+    lower = (value.double() - (1 + math.sqrt(k)) * slack[..., None]).clamp(min=0)
+    return replace(
+        first,
+        **joined,
+        value=value.double(),
+        lower=torch.zeros_like(upper) if first.remark else lower,
+        upper=upper,
+        probability=None if first.probability is None else probability,
+        residual=_norm(back - value[..., None] * right)[..., 0].double(),
+        left=left.to(kind),
+        right=right.reshape(*J.batch_shape, k, *J.input_shape).to(kind),
+    )
+
+
+def _without(J: LinearOperator, W: Tensor, rounding: Tensor) -> LinearOperator:
+    """Return J (1 − WWᵀ), for an orthonormal W (k, *batch, N)."""
+
+    def projected(H: Tensor) -> Tensor:
+        return _orthogonalised(H.reshape(*J.batch_shape, -1), [W]).reshape(H.shape)
+
+    rest = J @ FunctionOperator(projected, projected, J, J.batch_shape, *[J.input_shape] * 2)
+    rest.rounding = rounding
+    return rest
 
 
 def without_autocast(device: torch.device) -> contextlib.AbstractContextManager:
@@ -282,7 +425,8 @@ def _widened(J: LinearOperator, found: SpectralNorm) -> dict[str, Tensor]:
         return {"lower": torch.zeros_like(found.value)}
     eps = torch.finfo(torch.float64).eps
     of_norms = (sum(J.shape) + 20) * eps
-    of_products = math.sqrt(eps) * found.value if J.rounding is None else J.rounding
+    share = max(math.sqrt(eps), 100 * J.noise)
+    of_products = share * found.value if J.rounding is None else J.rounding
     below = of_products + of_norms * found.value
     above = (1 + found.iterations.sqrt()) * (of_products + of_norms * found.upper)
     return {"lower": (found.value - below).clamp(min=0), "upper": found.upper + above}
@@ -365,31 +509,44 @@ def _lanczos(J: _FlatOperator, v_1, tol, max_iterations, overlap) -> dict[str, T
     v_k = v_1
     u_k = J.first_matvec(v_1)
     beta = 0.0
-    for k in range(1, steps + 1):
-        place = (k - 1) % BLOCK
-        if place == 0:
-            blocks.append(v_1.new_empty(BLOCK, *v_1.shape))
-        blocks[-1][place] = v_k
-        V = [*blocks[:-1], blocks[-1][: place + 1]]
-        alpha_k = _norm(u_k)
-        u_k = _divided(u_k, alpha_k)
-        w = torch.addcmul(J.rmatvec(u_k), alpha_k, v_k, value=-1)  # Jᵀu_k − α_k v_k
-        w = _orthogonalised(w, V)
-        beta_k = _norm(w)
-        previous_beta = beta
-        alpha, beta = _to_host(alpha_k, beta_k)
-        d[:, k - 1] = alpha**2 + previous_beta**2
-        if (beta**2 < torch.finfo(w.dtype).eps * d[:, :k].max(1))[running].any():
-            w = _orthogonalised(w, V)  # so little is left that rounding along V counts beside it
+    interrupted = False
+    bar = tqdm(range(1, steps + 1), "products", delay=SECONDS, leave=False, disable=None)
+    try:
+        for k in bar:
+            place = (k - 1) % BLOCK
+            if place == 0:
+                blocks.append(v_1.new_empty(BLOCK, *v_1.shape))
+            blocks[-1][place] = v_k
+            V = [*blocks[:-1], blocks[-1][: place + 1]]
+            alpha_k = _norm(u_k)
+            u_k = _divided(u_k, alpha_k)
+            w = torch.addcmul(J.rmatvec(u_k), alpha_k, v_k, value=-1)  # Jᵀu_k − α_k v_k
+            w = _orthogonalised(w, V)
             beta_k = _norm(w)
-            (beta,) = _to_host(beta_k)
-        t[:, k - 1] = alpha * beta  # the last one is outside T_k, and measures the residual
-        iterations[running] = k  # a member that has converged keeps its count
-        running[running] = ~_has_converged(d[running, :k], t[running, :k], tol, overlap)
-        if k == steps or not running.any():
-            return _summary(J, V, d, t, iterations, ~running, overlap)
-        v_k = _divided(w, beta_k)
-        u_k = torch.addcmul(J.matvec(v_k), beta_k, u_k, value=-1)  # J v_{k+1} − β_k u_k
+            previous_beta = beta
+            alpha, beta = _to_host(alpha_k, beta_k)
+            d[:, k - 1] = alpha**2 + previous_beta**2
+            if (beta**2 < torch.finfo(w.dtype).eps * d[:, :k].max(1))[running].any():
+                w = _orthogonalised(
+                    w, V
+                )  # so little is left that rounding along V counts beside it
+                beta_k = _norm(w)
+                (beta,) = _to_host(beta_k)
+            t[:, k - 1] = alpha * beta  # the last one is outside T_k, and measures the residual
+            iterations[running] = k  # a member that has converged keeps its count
+            running[running] = ~_has_converged(d[running, :k], t[running, :k], tol, overlap)
+            if k == steps or not running.any():
+                break
+            v_k = _divided(w, beta_k)
+            u_k = torch.addcmul(J.matvec(v_k), beta_k, u_k, value=-1)  # J v_{k+1} − β_k u_k
+    except KeyboardInterrupt:
+        if not iterations.all():  # nothing is known yet
+            raise
+        interrupted = True
+    finally:
+        bar.close()
+    parts = _summary(J, V, d, t, iterations, ~running, overlap)
+    return parts | ({"remark": INTERRUPTED} if interrupted else {})
 
 
 def _summary(J, V, d, t, iterations, converged, overlap) -> dict[str, Tensor]:

@@ -43,15 +43,13 @@
     if (!html) return null;
     const box = document.createElement("div");
     box.innerHTML = html.replaceAll('src="ROOT/', `src="${root}`);
-    const formulas = box.querySelector(".math, .tex2jax_process") !== null;
-    if (formulas && !window.MathJax?.typesetPromise) return null;
     return box;
   };
 
   const hide = () => {
     clearTimeout(timer);
     if (link) link.removeAttribute("aria-describedby");
-    if (tip) { window.MathJax?.typesetClear?.([tip]); tip.remove(); }
+    if (tip) tip.remove();
     tip = link = null;
   };
 
@@ -75,8 +73,8 @@
     document.querySelector("article.bd-article").append(tip);
     anchor.setAttribute("aria-describedby", tip.id);
     place();
-    if (tip.querySelector("span.math, div.math, .tex2jax_process") && !tip.querySelector("mjx-container")) {
-      await window.MathJax.typesetPromise([tip]);
+    if (tip.querySelector(".math") && !tip.querySelector("mjx-container")) {  // the build had no Node
+      await window.MathJax?.typesetPromise([tip]);
       if (tip) place();
     }
   };

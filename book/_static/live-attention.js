@@ -8,10 +8,10 @@ function bounds({ tokens, radius, causal }, { rows, J, A, n }) {
 	const seen = tokens.map((_, l) => norm(plane.build((i, j) => sum(rows.map((q) =>
 		(q.count[l] ? q.weight * q.p[l] / q.count[l] * q.Ax[i] * q.Ax[j] : 0))))));
 	const shares = rows.map((q, i) => rows.map((k, j) => J.P[i * J.n + j] * sqrt(q.weight / k.weight))), mixing = plane.largest(arithmetic.matrix(shares)).value;
-	const one = causal ? 1 + a : hypot(1, a), any = (causal ? 2 + 4 * a : one) * exp(a) + a, column = causal ? n : n / (1 + (n - 1) * exp(-2 * a));
+	const one = causal ? 1 + a : hypot(1, a), hardy = 2 + 4 * a, column = causal ? n : n / (1 + (n - 1) * exp(-2 * a));
 	return {
 		local: mixing + most("own") + sqrt(most("C") * max(...seen)),
-		ball: Math.min(one * sqrt(column) + a, any),
+		ball: a + Math.min(one * sqrt(column), causal ? Math.min(hardy * exp(a), hardy + (1 + Math.SQRT2 * a) * sqrt(Math.expm1(2 * a))) : one * exp(a)),
 	};
 }
 

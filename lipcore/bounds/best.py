@@ -18,11 +18,11 @@ from lipcore.attention import Attention
 from lipcore.bounds import _logarithms as logs
 from lipcore.bounds.ball import log_column_sum, log_rows, log_seen, log_torn
 from lipcore.bounds.causal import (
-    log_causal_column_sum,
-    log_hardy,
+    log_every_n,
     log_least_cells,
     log_masked_rows,
     log_moments,
+    log_separate_terms,
 )
 from lipcore.bounds.gap import score_gap_upper
 from lipcore.bounds.layer import log_join, log_score_reach
@@ -48,10 +48,10 @@ def best_upper(
       :math:`e^a\sqrt{F(a)}`; with a causal mask, summed over rows;
     - what V sees across the queries, without an output projection (:prf:ref:`thm-every-seen`):
       :math:`\sqrt n\,(1+\sqrt2M_n+\omega/\sqrt2)`;
-    - Hardy's inequality for a causal mask (:prf:ref:`thm-masked-upper`,
-      :prf:ref:`prop-masked-moments`), and its exact exponential rate for heads without biases
+    - :func:`masked_upper_moments` for a causal mask (:prf:ref:`prop-masked-moments`,
+      :prf:ref:`thm-masked-split`), and the exact exponential rate of heads without biases
       (:prf:ref:`thm-masked-rate`), with cells of the best size;
-    - three separate terms for rotary positions (:prf:ref:`prop-norm-rotary`);
+    - three separate terms for rotary positions (:prf:ref:`prop-norm-rotary`).
 
     Here :math:`a_h` of :func:`score_reach` replaces a, since :math:`|A_hx_i+c_h|R \le a_h` is all
     that the proofs use of a query (:prf:ref:`cor-upper-layer`), and heads are joined as in
@@ -169,18 +169,15 @@ def _any_weights(layer: Attention, n: int | None, log_a: float) -> float:
 
 def _separate_terms(layer: Attention, n: int | None, log_a: float) -> float:
     """Return log M with rotary positions, where A depends on the key and no cross term vanishes."""
-    if not layer.causal:
-        return logs.one_plus(log_a) + log_column_sum(n, log_a) / 2
-    hardy = log_hardy(log_a) + logs.exp(log_a)
-    if n is None:
-        return hardy
-    return min(hardy, logs.one_plus(log_a) + log_causal_column_sum(n, log_a) / 2)
+    if layer.causal:
+        return log_separate_terms(n, log_a)
+    return logs.one_plus(log_a) + log_column_sum(n, log_a) / 2
 
 
 def _causal(head: _Head, n: int | None) -> float:
     """Return log M with a causal mask, by Hardy's inequality, by rows, and by cells of the ball."""
     factor = log_moments(head.log_a)
-    mixing = factor + logs.exp(head.log_a)
+    mixing = log_every_n(factor, head.log_a)
     if n is not None:
         mixing = min(mixing, log_masked_rows(n, head.log_a))
     if head.layer.query_bias is not None:

@@ -1,10 +1,12 @@
 r"""Bounds for causal attention, from Hardy's inequality, with and without n.
 
 With a causal mask all later tokens see the early keys. The columns of P are then not bounded by the
-score gap, even up to powers of a (:prf:ref:`thm-masked-planes`), and Hardy's inequality takes their
-place. For the exact exponential rate the ball is cut into cells in which scores vary by at most t,
-and the queries of a cell are also keys of it. As A sees it, the ball is an ellipsoid whose
-semi-axes a_i are the singular values of R²A (:prf:ref:`thm-masked-rate`).
+score gap, even up to powers of a (:prf:ref:`thm-masked-planes`). A row is split into its least
+weight, which all keys have, and the rest: Hardy's inequality bounds the first part, and a layer
+cake the second (:prf:ref:`lem-masked-cake`). For the exact exponential rate the ball is cut into
+cells in which scores vary by at most t, and the queries of a cell are also keys of it. As A sees it,
+the ball is an ellipsoid whose semi-axes a_i are the singular values of R²A
+(:prf:ref:`thm-masked-rate`).
 :mod:`lipcore.bounds` describes the arguments.
 """
 
@@ -72,12 +74,14 @@ def causal_average_norm(n: int) -> float:
 def masked_upper(
     *, n: int, radius: float, norm_a: float, norm_v: float, log: bool = False
 ) -> float:
-    r"""Return the bound for causal attention (:prf:ref:`thm-masked-upper`).
+    r"""Return the bound for causal attention of :prf:ref:`thm-masked-upper` and its split rows.
 
-    .. math:: \mathrm{Lip}(f^m|B_R^n) \le
-        \|V\|_2 \min\big( (1+a)\sqrt n + a,\; 2(1+2a) e^{a} + a \big)
+    .. math:: \mathrm{Lip}(f^m|B_R^n) \le \|V\|_2 \Big( \min\big( (1+a)\sqrt n,\;
+        2(1+2a)\,e^a,\; 2(1+2a) + (1+\sqrt2\,a)\sqrt{e^{2a}-1} \big) + a \Big)
 
-    The second entry does not depend on n; its 2 is Hardy's constant, and cannot be made smaller.
+    The last two entries do not depend on n. Their 2 is Hardy's constant, and cannot be made smaller
+    for a → 0; from a = 0.39 on the last one (:prf:ref:`thm-masked-split`) is the least. The bound
+    holds with rotary positions too.
 
     Examples
     --------
@@ -87,7 +91,8 @@ def masked_upper(
     n = check_count("n", n)
     log_a, log_v = logs.sizes(radius, norm_a, norm_v)
     short = logs.one_plus(log_a) + math.log(n) / 2
-    return logs.with_own_query(log_v, min(short, log_hardy(log_a) + logs.exp(log_a)), log_a, log)
+    mixing = min(short, log_every_n(log_hardy(log_a), log_a))
+    return logs.with_own_query(log_v, mixing, log_a, log)
 
 
 def masked_upper_rate(*, A: Tensor, radius: float, norm_v: float, log: bool = False) -> float:
@@ -114,15 +119,17 @@ def masked_upper_rate(*, A: Tensor, radius: float, norm_v: float, log: bool = Fa
 def masked_upper_moments(
     *, radius: float, norm_a: float, norm_v: float, log: bool = False
 ) -> float:
-    r"""Return the sharper bound for every n (:prf:ref:`prop-masked-moments`).
+    r"""Return the sharper bound for every n (:prf:ref:`thm-masked-split`).
 
-    .. math:: \mathrm{Lip}(f^m|B_R^n) \le \|V\|_2 \Big( e^a
-        \min_{1\le p<2} \big(\tfrac{2}{2-p}\big)^{1/p} M_{p/(p-1)}(a) + a \Big)
+    .. math:: \mathrm{Lip}(f^m|B_R^n) \le
+        \|V\|_2 \Big( \min\big( e^a m(a),\; m(a) + (1+\sqrt2\,a)\sqrt{e^{2a}-1} \big) + a \Big),
+        \qquad m(a) = \min_{1\le p<2} \big(\tfrac{2}{2-p}\big)^{1/p} M_{p/(p-1)}(a)
 
-    with M the largest moment of one row of attention. Every p gives a bound; p = 1 gives
-    :math:`2(1+2a)e^a + a`, and the best p is near 1.4 for large a. The tests enclose the least over
-    p in an interval of relative width 1e-4, and for large a its quotient by :math:`a\,e^a` in
-    [2.4279, 2.4282].
+    with M the largest moment of one row of attention (:prf:ref:`prop-masked-moments`). Every p
+    gives a bound; p = 1 gives :math:`m = 2(1+2a)`, and the best p is near 1.4 for large a, where m is
+    within 1e-4 of the least. From a = 0.74 on the second entry is less than the first. It grows as
+    :math:`\sqrt2\,a\,e^a`, and the constant of the worst heads as :math:`\tfrac{3\sqrt3}4 a\,e^a`
+    (:prf:ref:`thm-masked-price`). The bound holds for masked measures (:prf:ref:`thm-timed-upper`).
 
     Examples
     --------
@@ -130,7 +137,7 @@ def masked_upper_moments(
     2.0
     """
     log_a, log_v = logs.sizes(radius, norm_a, norm_v)
-    return logs.with_own_query(log_v, log_moments(log_a) + logs.exp(log_a), log_a, log)
+    return logs.with_own_query(log_v, log_every_n(log_moments(log_a), log_a), log_a, log)
 
 
 def row_moment(a: float, q: float, *, log: bool = False) -> float:
@@ -178,6 +185,30 @@ def log_moments(log_a: float) -> float:
         return math.log(2 / (2 - p)) / p + row_moment(a, p / (p - 1), log=True)
 
     return min(logs.minimum_on(value, 1.01, 1.7), log_hardy(log_a))
+
+
+def log_every_n(log_m: float, log_a: float) -> float:
+    """Return log min(e^a m, m + (1+√2a)√(κ−1)), for mixing and others' keys of every n."""
+    uneven = logs.one_plus(math.log(2) / 2, log_a) + log_uneven(log_a)
+    return min(log_m + logs.exp(log_a), logs.add(log_m, uneven))
+
+
+def log_uneven(log_a: float) -> float:
+    """Return log √(κ−1): what the weights of a row above its least add to ‖P‖₂."""
+    a = logs.exp(log_a)
+    return a + logs.log(-math.expm1(-2 * a)) / 2
+
+
+def log_separate_terms(n: int | None, log_a: float) -> float:
+    """Return log of a bound of mixing plus one of others' keys, which may differ in every pair."""
+    even = logs.add(math.log(2), log_uneven(log_a))  # ‖P‖₂ ≤ 2 + √(κ−1)
+    mixing = [math.log(2) + logs.exp(log_a), even]
+    keys = [math.log(2) + mixing[0], logs.add(math.log(4), math.log(2) / 2 + log_uneven(log_a))]
+    if n is not None:
+        columns = log_causal_column_sum(n, log_a) / 2
+        mixing.append(columns)
+        keys.append(columns)
+    return logs.add(min(mixing), logs.times(log_a, min(keys)))
 
 
 def log_masked_rows(n: int, log_a: float) -> float:

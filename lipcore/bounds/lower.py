@@ -153,6 +153,10 @@ def best_lower(
     for measures (:prf:ref:`thm-every-rate`) and for every number of tokens
     (:prf:ref:`thm-every-finite`), whatever A, V, R and d are.
 
+    A larger ball holds the inputs of a smaller one, and kn tokens may be k copies of each of n, so
+    that the constant itself falls neither with R nor from n to kn. What is found for places and
+    copies of a grid may fall by a few per cent.
+
     Parameters
     ----------
     A, V : Tensor, shapes (d, d) and (p, d)
@@ -184,11 +188,11 @@ def construction_lower(
     Equal tokens count as one token with a mass, so that n may be any number, or may be left out for
     measures. Places and numbers of copies are the best of a grid. The families are
 
-    - ``"own"``, a query at the origin, torn between m tokens at Rw and m at −Rw, with
-      m = ⌊(n−1)/2⌋, or between itself and one token for n = 2 (:prf:ref:`thm-lower-own`):
+    - ``"own"``, a query at the origin, torn between the two halves of the others, at Rw and −Rw,
+      with one more at Rw if n is even (:prf:ref:`thm-lower-own`):
 
       .. math:: \Big\| V\Big(\frac1n I + \theta R^2\,ww^\top A\Big) \Big\|_2, \qquad
-          \theta = \frac{2m}n, \quad\text{or } \theta = \tfrac14 \text{ for } n = 2,
+          \theta = 1 - \frac1n - \frac{[n\text{ even}]}{n^2},
 
       for a unit vector w for which :math:`\|Vw\|\,\|A^\top w\|` is at least half of
       :math:`\|V\|_2\|A\|_2`;
@@ -269,7 +273,7 @@ def construction_inputs(
     --------
     >>> import torch
     >>> construction_inputs("own", torch.eye(1), n=6, radius=2.0)[:, 0].abs()
-    tensor([2., 2., 2., 2., 0., 0.])
+    tensor([2., 2., 2., 2., 2., 0.])
     """
     n = check_count("n", n, minimum=3 if family in _ASIDE else 2)
     V = torch.eye(len(A), dtype=A.dtype, device=A.device) if V is None else V
@@ -315,10 +319,10 @@ def _own(A: Tensor, V: Tensor, n: float | None, log_square: float) -> _Construct
     unit_v = V / norm_v if norm_v > 0 else V
     w = _pulled_most(unit_v, unit_a.mT)
     own = 0.0 if n is None else 1 / n
-    side = 0.5 if n is None else max((n - 1) // 2, 1) / n  # the share of the tokens on each side
-    spread = 1 / 4 if n == 2 else 2 * side
-    shares = w.new_tensor([0.5, 0.5, 0.0] if n == 2 else [1 - 2 * side, side, side])
-    pull = spread * logs.exp(_within_range(A, log_square) + math.log(norm_a.item()))
+    more = n is not None and n % 2 == 0  # on one side is one more
+    shares = w.new_tensor([own, (1 - own + more * own) / 2, (1 - own - more * own) / 2])
+    theta = 1 - own - more * own**2
+    pull = theta * logs.exp(_within_range(A, log_square) + math.log(norm_a.item()))
     row = torch.outer(unit_v @ w, pull * (w @ unit_a)) + own * unit_v
     reached = logs.log(norm_v.item()) + logs.log(torch.linalg.matrix_norm(row, 2).item())
     return torch.stack([0 * w, w, -w]), reached, shares

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import functools
 import inspect
-import threading
+import random
+import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.backends import mha
+from torch.overrides import TorchFunctionMode
 
 from lipcore._checks import require
 from lipcore.guard import draw_normal
-from lipcore.models.state import copy_of, reaches, restored
 
-RUNNING = threading.Lock()  # hooks live on the model: two threads must not run it at once
 #: How far the replayed output may be from that in the running model, relative to the largest
 #: entry: kernels of fused attention differ in rounding, and some models work in float32 inside.
 REPLAY_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
 #: The same for the output in float64, of which a lower precision may have lost digits.
 LARGEST_LOSS = 0.1
+#: Scores below it are hidden: no score counts beside it, in any precision.
+_UNSEEN = -1e30
 
 
 def capture(model: nn.Module, name: str, *args, **inputs) -> tuple[Captured, Tensor]:
@@ -86,8 +91,8 @@ class Call:
 
     ``forward`` is the submodule itself, or what is called in its place. A parameter of the model
     that entered first is ``learned``. Of a whole model, the first input is what ``enters`` its
-    block, and ``held`` says what else is fixed. With ``has_state``, a run changes the module.
-    ``label`` is the place of the output.
+    block, and ``held`` says what else is fixed. ``sees_nothing`` is the place of a row of scores
+    that sees no key, if there is one (:class:`Unseen`). ``label`` is the place of the output.
     """
 
     name: str
@@ -101,7 +106,7 @@ class Call:
     learned: str = ""
     enters: str = ""
     held: str = ""
-    has_state: bool = False
+    sees_nothing: tuple[int, ...] = ()
     autocast: str = ""
 
     @property
@@ -124,8 +129,9 @@ class Call:
         """Return the submodule's output with some of its inputs changed."""
         args, kwargs = copied((self.args, self.kwargs))  # a run may change masks and caches
         args, kwargs = with_changes(self.forward, args, kwargs, changed)
-        forward = copy_of(self.forward, self.module) if self.has_state else self.forward
-        output = forward(*args, **kwargs)
+        forward = copy_of(self.forward, share=True)  # what it keeps is as in the model's run
+        with Unseen() if self.sees_nothing else nullcontext():
+            output = forward(*args, **kwargs)
         return next(x for label, x in tensors_of(output) if label == self.label)
 
     def double(self) -> Call:
@@ -224,6 +230,10 @@ class Captured:
     def remark(self) -> str:
         """What is unusual about how the tokens come in, or what comes out."""
         remarks = [self.call.remark] if self.call.remark else []
+        if place := self.call.sees_nothing:
+            is_finite = bool(torch.isfinite(self.call.output).all())
+            what = "the mean of all values comes out" if is_finite else "NaN may come out"
+            remarks += [f"row {place[-1]} of sequence {place[0]} sees no key: there {what}"]
         if self.layout == "one input" and self._raw.ndim > 2:
             remarks += [f"{tuple(self._raw.shape)} is one input: no dimension of it is a batch"]
         return "; ".join(remarks)
@@ -281,8 +291,8 @@ def captured(call: Call, wrt: str | None = None) -> Captured:
     tensors = call.tensors
     require(tensors, "name", f"floats that enter {call.name!r}", "none", TypeError)
     require(call.output is not None, "name", f"floats out of {call.name!r}", call.label, TypeError)
-    cure = "run the model without it, or measure a copy in .float()"
-    got = f"torch.autocast({call.autocast}) around {call.name!r}, which alone runs without: {cure}"
+    cure = "take torch.autocast out of the model's code"
+    got = f"{call.autocast} around {call.name!r}: {cure}"
     require(not call.autocast, "model", "one precision", got)
     names = ", ".join(map(repr, (*tensors, "all")))
     require(wrt in (None, "all", *tensors), "wrt", f"{names} of {call.name!r}", repr(wrt))
@@ -293,8 +303,33 @@ def captured(call: Call, wrt: str | None = None) -> Captured:
         varied = tuple(name for name, tensor in tensors.items() if tensor is raw)
     fn = Captured(call, varied)
     with torch.no_grad(), slow_path():
-        _check_replay(call, fn.run(raw.clone()))
+        with Unseen() as unseen:
+            _check_replay(call, fn.run(raw.clone()))
+        fn = replace(fn, call=replace(call, sees_nothing=unseen.place))
         return replace(fn, layout=_layout(fn, raw))
+
+
+class Unseen(TorchFunctionMode):
+    """Lets rows of scores that see no key have the derivative of what is done with them.
+
+    Where each key of a row is hidden by the same huge negative number, rounding leaves that number
+    alone of all scores: the softmax is uniform and moves with none, which autodiff does not know.
+    """
+
+    place: tuple[int, ...] = ()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if getattr(func, "__name__", "") == "softmax" and isinstance(args[0], Tensor):
+            scores = args[0]
+            most, least = (
+                scores.detach().amax(-1, keepdim=True),
+                scores.detach().amin(-1, keepdim=True),
+            )
+            unseen = (most == least) & (most < _UNSEEN)
+            if bool(unseen.any()):
+                self.place = self.place or tuple(unseen[..., 0].nonzero()[0].tolist())
+                args = torch.where(unseen, scores.detach(), scores), *args[1:]
+        return func(*args, **(kwargs or {}))
 
 
 def module_of(model) -> nn.Module:
@@ -317,6 +352,9 @@ def record(model: nn.Module, names: Iterable[str], *args, **inputs) -> list[Call
             near = difflib.get_close_matches(name, modules, n=1, cutoff=0.3)
             near = f"; did you mean {near[0]!r}?" if near else ""
             raise ValueError(f"name: expected a submodule of the model, got {name!r}{near}")
+    kinds = {"cpu", *(x.device.type for x in model.parameters() if not x.is_meta)}
+    is_plain = not any(map(torch.is_autocast_enabled, kinds))
+    require(is_plain, "model", "one precision", "torch.autocast around the call: call it outside")
     is_still = not any(module.training for module in modules.values())
     require(is_still, "model", "one in evaluation mode", "one in training: call .eval() first")
     calls: list[Call] = []
@@ -326,7 +364,7 @@ def record(model: nn.Module, names: Iterable[str], *args, **inputs) -> list[Call
     def enter(module, args, kwargs):
         entered.append(copied((args, kwargs), copies=copies))
 
-    def leave(name, module, args, kwargs, output):
+    def leave(name, module, running, args, kwargs, output):
         label, tensor = first_tensor(output)
         remark = ""
         if tensor is not None:
@@ -336,23 +374,36 @@ def record(model: nn.Module, names: Iterable[str], *args, **inputs) -> list[Call
         call = Call(name, module, module, *entered.pop(), tensor, label, remark)
         calls.append(replace(call, autocast=_autocast(call), learned=_learned(model, call)))
 
-    with RUNNING, torch.inference_mode(False), torch.no_grad(), slow_path(), ExitStack() as stack:
-        changed = stack.enter_context(restored(model))
+    with torch.inference_mode(False), torch.no_grad(), slow_path(), ExitStack() as stack:
+        stack.enter_context(_same_seeds(model))
+        running = copy_of(model, share=True)  # with its own caches, and the hooks
         for name in names:
-            module = modules[name]
-            leaves = functools.partial(leave, name)
+            module = running.get_submodule(name)
+            leaves = functools.partial(leave, name, modules[name])
             stack.enter_context(module.register_forward_pre_hook(enter, with_kwargs=True))
             stack.enter_context(module.register_forward_hook(leaves, with_kwargs=True))
         args, inputs = copied((args, inputs))  # a model adds to a cache that it is given
-        model(*args, **without_cache(model, inputs))
-    return [replace(call, has_state=reaches(call.module, changed)) for call in calls]
+        running(*args, **without_cache(model, inputs))
+    return calls
+
+
+@contextmanager
+def _same_seeds(model: nn.Module) -> Iterator[None]:
+    """Leave random numbers as if none were drawn inside."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - what models use
+    with torch.random.fork_rng({x.device for x in model.parameters() if x.is_cuda}):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002
 
 
 def _autocast(call: Call) -> str:
-    """Return the precision of torch.autocast around a run, or nothing."""
+    """Return the lower precision of torch.autocast around a run, or nothing."""
     kinds = {x.device.type for x in call.tensors.values()}
     kinds = [kind for kind in kinds if torch.is_autocast_enabled(kind)]
-    return ", ".join(f"{kind!r}, {torch.get_autocast_dtype(kind)}" for kind in kinds)
+    return ", ".join(str(torch.get_autocast_dtype(kind)) for kind in kinds)
 
 
 def _learned(model: nn.Module, call: Call) -> str:
@@ -373,11 +424,16 @@ def without_cache(model: nn.Module, inputs: dict) -> dict:
 
 @contextmanager
 def slow_path() -> Iterator[None]:
-    """Run PyTorch's own layers through their submodules, not in one kernel that skips the hooks."""
+    """Run PyTorch's own layers through their submodules, not in one kernel that skips the hooks.
+
+    What torch.compile has wrapped runs uncompiled, else each copy would be compiled.
+    """
     fast = mha.get_fastpath_enabled()
     mha.set_fastpath_enabled(False)
     try:
-        yield
+        is_loaded = "torch._dynamo" in sys.modules
+        with torch.compiler.set_stance("force_eager") if is_loaded else nullcontext():
+            yield
     finally:
         mha.set_fastpath_enabled(fast)
 
@@ -449,6 +505,41 @@ def arguments(forward: Callable, args: tuple, kwargs: dict) -> dict[str, object]
     return {name: named[name] for name in (*_parameters(forward), *named) if name in named}
 
 
+def copy_of(value, *, share: bool = False):
+    """Return a deep copy, in which tensors that autograd has made are detached.
+
+    With ``share``, parameters are not copied. What cannot be copied is returned itself.
+    """
+    memo: dict[int, object] = {}
+    seen: set[int] = set()
+    left = [value]
+    while left:
+        part = left.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        if share and isinstance(part, nn.Parameter):
+            memo[id(part)] = part
+        elif isinstance(part, Tensor):
+            if not part.is_leaf:  # deepcopy refuses it
+                memo[id(part)] = part.detach().clone()
+        else:
+            left += _parts(part)
+    try:
+        return copy.deepcopy(value, memo)
+    except (TypeError, RuntimeError, NotImplementedError):  # locks, streams and the like
+        return value
+
+
+def _parts(thing) -> list:
+    """Return what is held by a container or an object."""
+    if isinstance(thing, dict):
+        return [*thing.values()]
+    if isinstance(thing, list | tuple | set | deque):
+        return [*thing]
+    return [*getattr(thing, "__dict__", {}).values()]
+
+
 def with_changes(
     forward: Callable, args: tuple, kwargs: dict, changed: Mapping
 ) -> tuple[tuple, dict]:
@@ -508,9 +599,11 @@ def _is_independent(fn: Captured, raw: Tensor, dim: int, parity: int) -> bool:
     changed.index_add_(dim, members[parity::2], shift.index_select(dim, members[parity::2]))
     others = members[1 - parity :: 2]
     before, after = (fn.run(x) for x in (raw.clone(), changed))
+    is_told = torch.isfinite(before).index_select(dim, members[parity::2]).any()
     before, after = before.nan_to_num(), after.nan_to_num()
     rounding = 64 * torch.finfo(raw.dtype).eps * before.abs().amax()
     moves = (after - before).abs()
     own = moves.index_select(dim, members[parity::2]).amax()
     # beside a bias so large that rounding hides even their own moves, nothing can be told
-    return bool((moves.index_select(dim, others) <= rounding).all() and rounding <= 1e-2 * own)
+    is_seen = rounding <= 1e-2 * own or not is_told
+    return bool((moves.index_select(dim, others) <= rounding).all() and is_seen)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import sys
 import warnings
@@ -28,7 +27,7 @@ import torch
 
 import lipcore
 from lipcore._checks import require
-from lipcore.models.measure import import_optional, measure, versions
+from lipcore.models.measure import as_json, import_optional, measure
 
 #: What the model reads if no text is given.
 TEXT = """How far can the output of one layer of attention move when its input tokens move a little?
@@ -36,7 +35,7 @@ The answer is the largest singular value of the Jacobian of the layer, and it de
 At this text it is measured, with a bracket: the lower end is attained by some direction, and the
 upper end holds with a probability that is stated beside it."""
 _ORDER = ["layer", "sequence", "sigma", "lower", "upper", "probability"]
-_ORDER += ["converged", "shape", "kind", "note"]
+_ORDER += ["converged", "shape", "kind", "varied", "fixed", "note"]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -114,10 +113,7 @@ def _measured(arguments: argparse.Namespace) -> tuple:
         table = measure(model, layers=layers, check=not arguments.unchecked, **options, **inputs)
     for message in dict.fromkeys(str(warning.message) for warning in caught):
         _print(f"lipcore: warning: {message}", sys.stderr)
-    report = {"versions": versions(), "arguments": vars(arguments)}
-    report["inputs"] = {name: list(ids.shape) for name, ids in inputs.items()}
-    rows = json.loads(table.to_json(orient="records", double_precision=15))  # infinity is null
-    return table, json.dumps(report | table.attrs | {"rows": rows}, indent=2, ensure_ascii=False)
+    return table, as_json(table, arguments=vars(arguments))
 
 
 def _load(arguments: argparse.Namespace, text: str) -> tuple:
@@ -170,11 +166,11 @@ def as_text(table) -> str:
     alike = [name for name in _ORDER if table[name].nunique(dropna=False) == 1]
     alike = [name for name in alike if name not in ("layer", "sigma", "lower", "upper")]
     said = {name: str(table[name][0]) for name in alike}
-    said = [f"{name}: {x}" for name, x in said.items() if x not in ("", "0", "nan")]
+    said = [f"{name}: {x}" for name, x in said.items() if x not in ("", "0", "nan", "None")]
     title = "; ".join([table.attrs["title"], *said])
     lines = wrap(title, 100, break_long_words=False, break_on_hyphens=False)
     shown = table[[name for name in _ORDER if name not in alike]].copy()
-    for name in shown.columns.intersection(["layer", "kind", "note"]):
+    for name in shown.columns.intersection(["layer", "kind", "varied", "fixed", "note"]):
         shown[name] = shown[name].str.ljust(shown[name].str.len().max())
     if len(shown):
         form = {"index": False, "na_rep": "-", "float_format": "{:.6g}".format}

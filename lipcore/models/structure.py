@@ -44,6 +44,8 @@ def attention_modules(model: nn.Module) -> list[str]:
 def blocks(model: nn.Module) -> list[str]:
     """Return the names of a model's blocks, list entries with attention and other matrices in them.
 
+    In a model without attention they are the entries of the longest list of one class.
+
     Examples
     --------
     >>> layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
@@ -54,7 +56,11 @@ def blocks(model: nn.Module) -> list[str]:
     modules = dict(model.named_modules())
     inside = [name for name in modules if name and _is_list(modules[name.rpartition(".")[0]])]
     whole = [name for name in inside if _is_whole(name, modules[name], attention)]
-    return [a for a in whole if not any(_is_inside(b, a) for b in whole)]
+    if attention:
+        return [a for a in whole if not any(_is_inside(b, a) for b in whole)]
+    lists = [[a for a in inside if a.rpartition(".")[0] == outer] for outer in modules]
+    alike = [names for names in lists if len({type(modules[a]) for a in names}) == 1]
+    return max(alike, key=len, default=[])
 
 
 def remarks(module: nn.Module) -> str:
@@ -123,8 +129,12 @@ def _is_whole(name: str, block: nn.Module, attention: list[str]) -> bool:
     """Return whether a list entry holds attention, and matrices elsewhere, as a block does."""
     own = [inner for inner in attention if _is_inside(inner, name)]
     around = {_part(inner.removeprefix(f"{name}.")) for inner in own}
-    matrices = [part for part, parameter in block.named_parameters() if parameter.ndim >= 2]
-    return bool(own) and any(_part(part) not in around for part in matrices)
+    matrices = {_part(part) for part, x in block.named_parameters() if x.ndim >= 2}
+    if len(own) == 1 and len(matrices) == 1 and matrices == around:  # a wrapper of one child?
+        (part,) = matrices
+        inner = f"{name}.{part}"
+        return inner not in attention and _is_whole(inner, block.get_submodule(part), attention)
+    return bool(own) and not matrices <= around
 
 
 def _part(name: str) -> str:

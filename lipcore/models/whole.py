@@ -13,17 +13,16 @@ from torch.overrides import TorchFunctionMode
 from lipcore import guard
 from lipcore._checks import require
 from lipcore.models.capture import (
-    RUNNING,
     Call,
     arguments,
     captured,
     copied,
+    copy_of,
     record,
     tensors_in,
     with_changes,
     without_cache,
 )
-from lipcore.models.state import copy_of
 
 #: Which step of a run gives a tensor: its function and shape, its turn among those of the same, and
 #: its place in what the function returns.
@@ -45,8 +44,7 @@ def whole(model: nn.Module, blocks: Iterable[str], *args, **inputs) -> Call:
     run = _FromBlock(model, given, first.name, fn.varied)
     steps = _Steps()
     with guard.isolated(tokens.device), torch.no_grad():
-        copy = replace(run, model=copy_of(model, model)) if last.has_state else run
-        copy.run(steps)
+        copy_of(run, share=True).run(steps)
     run = replace(run, source=steps.source)
     remark = "" if last.label == "output" else f"of {last.label}"
     given = {"args": (tokens,), "kwargs": {}, "learned": "", "remark": last.remark or remark}
@@ -81,7 +79,7 @@ class _FromBlock:
         args, kwargs = copied(self.given)
         block = self.model.get_submodule(self.block)
         mode.start([*tensors_in((args, kwargs))])
-        with RUNNING, block.register_forward_pre_hook(enter, with_kwargs=True) as hook, mode:
+        with block.register_forward_pre_hook(enter, with_kwargs=True) as hook, mode:
             return self.model(*args, **kwargs)
 
 

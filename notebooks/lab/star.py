@@ -20,8 +20,8 @@ def star_inputs(
     The first 2q points are at the origin. The others are at the distance :math:`\sqrt{\log q}` from
     it: q² at right angles to each other or, in a given dimension k,
     :math:`\lceil q^2e^{-2\log^2q/k}\rceil` in random directions (:prf:ref:`prop-zoo-star`). The
-    shifted star has 4q points in the centre, and all others are moved by :math:`\sqrt{\log 2}` in a
-    direction of their own (:prf:ref:`prop-zoo-shifted`).
+    shifted star has :math:`\lceil 2eq/5\rceil` points in the centre and :math:`\lceil q^2/5\rceil`
+    others, all moved by 1 in a direction of their own (:prf:ref:`prop-zoo-shifted`).
 
     >>> Y = star_inputs(3)
     >>> P = torch.softmax(-torch.cdist(Y, Y) ** 2, dim=-1)
@@ -29,7 +29,7 @@ def star_inputs(
     (torch.Size([15, 9]), tensor(True))
     """
     if dimension is None:
-        directions = torch.eye(q**2, dtype=torch.float64)
+        directions = torch.eye(math.ceil(q**2 / 5) if shifted else q**2, dtype=torch.float64)
     else:
         generator = generator or torch.Generator().manual_seed(0)
         count = math.ceil(q**2 * math.exp(-2 * math.log(q) ** 2 / dimension))
@@ -37,6 +37,7 @@ def star_inputs(
         directions /= directions.norm(dim=1, keepdim=True)
     outer = math.sqrt(math.log(q)) * directions
     if shifted:
-        outer = torch.nn.functional.pad(outer, (0, 1), value=math.sqrt(math.log(2)))
-    centre = outer.new_zeros(4 * q if shifted else 2 * q, outer.shape[1])
+        outer = torch.nn.functional.pad(outer, (0, 1), value=1.0)
+    leaders = math.ceil(2 * math.e * q / 5) if shifted else 2 * q
+    centre = outer.new_zeros(leaders, outer.shape[1])
     return torch.cat([centre, outer])

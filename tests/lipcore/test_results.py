@@ -39,6 +39,22 @@ def test_numbers(randn):
         float(found)
 
 
+def test_comparisons(randn):
+    one, several = spectral_norm(3 * torch.eye(3)), spectral_norm(randn(4, 5, 5))
+    assert one > 2 and one >= 3 and not one < 3 and one <= 3.5 and one.item() == float(one)
+    assert torch.equal(several > 3, several.value > 3) and torch.equal(several <= 3, ~(several > 3))
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
+def test_table(randn, shape):
+    found = spectral_norm(randn(*shape, 4, 4))
+    table = found.to_pandas()
+    assert table["value"].tolist() == found.value.flatten().tolist()
+    assert (table["probability"] == 0.999).all() and (table["remark"] == "").all()
+    place = {(): 0, (3,): 2, (2, 2): (1, 1)}[shape]
+    assert table.index[-1] == place and table["upper"].iloc[-1] == found.upper.flatten()[-1]
+
+
 @pytest.mark.parametrize("shape", [(4,), (2, 3)])
 def test_members(randn, shape):
     found = local_lipschitz(Attention.from_matrices(randn(3, 3), randn(2, 3)), randn(*shape, 5, 3))

@@ -13,6 +13,7 @@ from lipcore import Attention, AutogradJacobian, local_lipschitz, spectral_norm
 from lipcore.bounds import local_upper
 from lipcore.bounds.causal import causal_average
 from lipcore.operators import FunctionOperator, MatrixOperator
+from lipcore.spectral import singular_values
 
 METHODS = ("lanczos", "power")
 METHOD = pytest.mark.parametrize("method", METHODS)
@@ -378,6 +379,83 @@ def test_results_are_ordinary_tensors(make_case, name):
     H = torch.zeros_like(found.right, requires_grad=True)
     (H * found.right).sum().backward()
     assert torch.equal(H.grad, found.right)
+
+
+# --- the k largest, SciPy, and Ctrl-C ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spectrum", ["evenly spaced", "two plateaus", "rank one", "random"])
+@pytest.mark.parametrize("steps", [3, None])
+def test_the_k_largest(generator, spectrum, steps):
+    """All brackets of 200 matrices hold, narrow or stopped early; vectors are orthonormal pairs."""
+    k, M = 3, with_spectrum(generator, SPECTRA[spectrum], 200)
+    found = singular_values(M, k, tol=1e-8, max_iterations=steps)
+    truth = torch.as_tensor(SPECTRA[spectrum], dtype=torch.float64)[:k]
+    assert found.value.shape == (200, k) and found.probability == 0.999
+    assert bool((found.lower <= truth + 1e-14).all() & (found.upper >= truth - 1e-14).all())
+    for vectors in (found.left, found.right)[spectrum == "rank one" :]:
+        torch.testing.assert_close(vectors @ vectors.mT, torch.eye(k).double().expand(200, k, k))
+    image = found.right @ M.mT
+    torch.testing.assert_close(image, found.value[..., None] * found.left, rtol=0, atol=1e-12)
+    if steps is None:
+        torch.testing.assert_close(found.value, truth.expand(200, k), rtol=1e-7, atol=1e-12)
+        assert bool(found.converged.all()) and found.residual.max() < 1e-3
+
+
+def test_the_k_largest_share_the_failures(generator):
+    """Three upper ends of a plateau hold together as often as they say."""
+    failure, trials, M = 0.2, 400, with_spectrum(generator, [1.0] * 3 + [0.2] * 17, 400)
+    found = singular_values(M, 3, probability=1 - failure, max_iterations=1)
+    missed = int((found.upper < 1 - 1e-12).any(-1).sum())
+    assert binom.sf(missed - 1, trials, failure) > 1e-6
+
+
+def test_the_k_largest_of_a_layer(make_case):
+    case = make_case("batch")
+    J = case.attention.jacobian(case.X)
+    found, truth = singular_values(J, 4, tol=1e-10), torch.linalg.svdvals(J.dense())[..., :4]
+    torch.testing.assert_close(found.value, truth)
+    assert bool((found.lower <= truth).all() & (truth <= found.upper).all())
+    assert found[1, 2].right.shape == (4, *J.input_shape)
+    with pytest.raises(ValueError, match=r"^k: .*20"):
+        singular_values(J, 21)
+    single = singular_values(
+        FunctionOperator(torch.sin, torch.cos, torch.eye(2), (), (2,), (2,)), 1
+    )
+    assert single.remark == "float32, not certified" and single.lower == 0
+
+
+def test_scipy_takes_an_operator(make_case):
+    case = make_case("biases, causal")
+    J = case.attention.jacobian(case.X)
+    expected = torch.linalg.svdvals(J.dense())[:3].flip(0).numpy()
+    np.testing.assert_allclose(svds(J.to_scipy(), k=3, random_state=0)[1], expected, rtol=1e-9)
+    with pytest.raises(ValueError, match=r"^to_scipy: "):
+        make_case("batch").attention.jacobian(make_case("batch").X).to_scipy()
+
+
+@pytest.mark.parametrize("calls", [2, 3, 8, 9])
+def test_interrupted(generator, calls):
+    """Ctrl-C leaves the bracket so far, unless there is none."""
+
+    class Interrupting(MatrixOperator):
+        left = calls
+
+        def _check(self, *args):
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+            return super()._check(*args)
+
+    J = Interrupting(with_spectrum(generator, np.linspace(1, 0, 50)))
+    if calls == 2:
+        with pytest.raises(KeyboardInterrupt):
+            spectral_norm(J)
+        return
+    with pytest.warns(UserWarning, match="^interrupted"):
+        found = spectral_norm(J)
+    assert found.lower <= 1 <= found.upper and not found.converged
+    assert found.remark == "interrupted" and found.iterations == (calls - 1) // 2
 
 
 # --- refusals ------------------------------------------------------------------------------------

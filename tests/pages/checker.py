@@ -26,10 +26,6 @@ PHONE = {"width": 390, "height": 844}
 DESKTOP = {"width": 1280, "height": 900}
 PAPER = {"width": 760, "height": 1075}  # A4 within its margins
 
-# Leaves the formulas of a page in TeX, which takes seconds to typeset; what it asks for later is typeset.
-IN_TEX = """Object.defineProperty(window, 'MathJax', {
-  get: () => window.inTeX, set: (v) => { window.inTeX = v; (v.startup ??= {}).typeset = false; }})"""
-
 # What does not belong in a notebook, which stands alone.
 MISPLACED = {
     "a label without its text": r"\*\*(?:Solution|Exercise)\.\*\*|\*\*Solution \(.*",
@@ -67,14 +63,12 @@ def serve(folder: Path):
 class Watched:
     """A window of the browser that remembers what went wrong while its page loaded."""
 
-    def __init__(self, browser, address: str, *, viewport=DESKTOP, dark=False, formulas=True):
+    def __init__(self, browser, address: str, *, viewport=DESKTOP, dark=False):
         self.host = urlparse(address).netloc
         self.viewport = viewport
         self.scheme = "dark" if dark else "light"
         self.context = browser.new_context(viewport=viewport, color_scheme=self.scheme)
         self.context.add_init_script(path=CHECKS)
-        if not formulas:
-            self.context.add_init_script(IN_TEX)
         self.page = self.context.new_page()
         self.faults: list[str] = []
         for event in ("request", "requestfailed", "response", "console", "pageerror"):

@@ -4,7 +4,7 @@ window.bookChecks = (() => {
   const all = (selector, root = document) => [...root.querySelectorAll(selector)];
   const begins = (e) => `${e.tagName.toLowerCase()} “${e.textContent.trim().replace(/\s+/g, " ").slice(0, 50)}”`;
   const sources = (e) => e.getAttribute("src").slice(-24);
-  const formula = (m) => m.querySelector("mjx-assistive-mml").textContent;
+  const formula = (m) => m.getAttribute("aria-label");
   const hasText = (e) => [...e.childNodes].some((n) => n.nodeType === Node.TEXT_NODE && n.data.trim());
 
   // Commands and delimiters of TeX outside code and typeset formulas.
@@ -207,22 +207,12 @@ window.bookChecks = (() => {
   // Nothing in formulas and listings has a role: axe needs not walk through them.
   const lighten = () => {
     boxFormulas(all("mjx-math"));
-    for (const words of all("mjx-assistive-mml math, .highlight pre:not(:has(a, button))")) words.textContent = words.textContent;
-  };
-
-  // A reader sees words before the formulas are set. The browser tells of a paint some time after it.
-  const painted = () => new Promise((done) => {
-    new PerformanceObserver((list) => list.getEntriesByName("first-contentful-paint").forEach(done)).observe({ type: "paint", buffered: true });
-  });
-  const firstText = async () => {
-    const first = (await within(painted(), "the first paint")).startTime;
-    return first < window.bookTypeset + 30 ? [] : [`first text after ${first} ms, formulas after ${window.bookTypeset} ms`];
+    for (const words of all(".highlight pre:not(:has(a, button))")) words.textContent = words.textContent;
   };
 
   // Resolves when the mathematics is typeset and nothing moves any more.
   const settled = async () => {
     await within(window.MathJax?.startup?.promise, "the mathematics");
-    window.bookTypeset ??= performance.now();
     await within(document.fonts.ready, "the fonts");
     await frame();
   };
@@ -253,7 +243,7 @@ window.bookChecks = (() => {
   };
 
   return {
-    mathematics, width, contrast, links, figures, content, formulas, scrollingFormulas, code, paper, firstText,
+    mathematics, width, contrast, links, figures, content, formulas, scrollingFormulas, code, paper,
     boxSeenFormulas, lighten, within, settled, drawn, stopMotion, openAll, beforePrint,
   };
 })();

@@ -27,7 +27,7 @@ def site():
 @pytest.fixture(scope="session")
 def windows(browser, site):
     """One window of each kind, for all tests: a new one costs a second."""
-    kinds = {"desktop": {}, "phone": {"viewport": PHONE}, "in_tex": {"formulas": False}}
+    kinds = {"desktop": {}, "phone": {"viewport": PHONE}}
     return {name: Watched(browser, site, **kind) for name, kind in kinds.items()}
 
 
@@ -39,9 +39,3 @@ def desktop(windows):
 @pytest.fixture
 def phone(windows):
     return windows["phone"].renew()
-
-
-@pytest.fixture
-def in_tex(windows):
-    """A desktop for tests that no formula concerns: typesetting is what takes long."""
-    return windows["in_tex"].renew()

@@ -100,18 +100,16 @@ PLANTED = {
     "id twice stands 2 times": "<p id='twice'>x</p><p id='twice'>y</p>",
     "an output is empty": "<div class='cell_output'> </div>",
     "2 main headings": "<h1>Another</h1>",
-    "formula cut off: long": "<div class='bd-article'><p style='width: 9px'><mjx-container>"
-    "<mjx-math><i>long</i></mjx-math><mjx-assistive-mml>long</mjx-assistive-mml></mjx-container></p></div>",
-    "a stop begins a line: long": "<p class='bd-article'><span class='together'><mjx-container>"
+    "formula cut off: long": "<div class='bd-article'><p style='width: 9px'><mjx-container aria-label='long'>"
+    "<mjx-math><i>long</i></mjx-math></mjx-container></p></div>",
+    "a stop begins a line: long": "<p class='bd-article'><span class='together'><mjx-container aria-label='long'>"
     "<mjx-math><i>long</i></mjx-math></mjx-container><br>.</span></p>",
-    "formula scrolls: wide": "<div class='bd-article'><mjx-container display='true' tabindex='0' "
-    "style='display: block; width: 9px; overflow-x: auto'><mjx-math>wide</mjx-math>"
-    "<mjx-assistive-mml>wide</mjx-assistive-mml></mjx-container></div>",
+    "formula scrolls: wide": "<div class='bd-article'><mjx-container aria-label='wide' display='true' tabindex='0' "
+    "style='display: block; width: 9px; overflow-x: auto'><mjx-math>wide</mjx-math></mjx-container></div>",
     "code overflows: pre “folded": "<details class='check'><summary>✓</summary><div class='highlight'>"
     f"<pre tabindex='0' style='width: 99px; overflow-x: auto'>folded = {'long ' * 9}</pre></div></details>",
     "plumbing: claim( in pre “see it": "<div class='cell_input'><div class='highlight'>"
     "<pre>see it; claim('x')</pre></div></div>",
-    "first text after": "<script>window.bookTypeset = 0  // before anything is drawn</script>",
     "image-alt: ": f"<img src='{SVG}'>",
     "scrollable-region-focusable: ": "<div class='highlight'><pre style='width: 99px; overflow-x: auto'>"
     f"{'a listing ' * 20}</pre></div>",
@@ -119,10 +117,7 @@ PLANTED = {
 
 
 def test_every_planted_fault_is_found(look):
-    def ask(page):
-        return check(page, "firstText") + everything(page)
-
-    found = "\n".join(look(page_with("\n".join(PLANTED.values()), title=""), ask))
+    found = "\n".join(look(page_with("\n".join(PLANTED.values()), title=""), everything))
     assert [fault for fault in PLANTED if fault not in found] == [], found
 
 

@@ -14,7 +14,6 @@ ROOT = Path(__file__).resolve().parents[2]
 HTML = ROOT / "_build" / "html"
 GENERATED = {"index.html", "slides.html", "genindex.html", "search.html", "py-modindex.html"}
 MEGABYTE = 2**20
-FORMULA = 'class="math notranslate'
 # Pages with long formulas; all of these can be broken into lines that a phone is wide enough for.
 LONG_FORMULAS = {f"notebooks/{x}.html" for x in ("general_upper_bound", "mean_field", "rivals")}
 LONG_FORMULAS |= {"book/scoreboard.html"}
@@ -84,8 +83,6 @@ def test_a_page(built_page, phone, site):
     """Opened on a phone and widened to a desktop: loading a page is what takes long."""
     page = phone.open(f"{site}/{built_page}").page
     faults = check_mathematics(page, built(built_page))
-    if built(built_page).count(FORMULA) > 150:  # fewer are set before a busy machine paints
-        faults += check(page, "firstText")
     faults += [f"phone: {x}" for x in phone_faults(page, built_page)]
     faults += [f"desktop: {x}" for x in desktop_faults(page, built_page)]
     # Last, since it empties formulas and listings; what it asks does not depend on colours.

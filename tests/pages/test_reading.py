@@ -52,23 +52,21 @@ def shown_faults(preview, words: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", HOVERED)
-def test_a_reference_shows_what_it_refers_to(name, desktop, in_tex):
-    copied = any("#equation" in selector for selector in HOVERED[name])  # as it is typeset
-    window = desktop if copied else in_tex
-    page = window.open(f"{LOCAL}/{name}.html").page
+def test_a_reference_shows_what_it_refers_to(name, desktop):
+    page = desktop.open(f"{LOCAL}/{name}.html").page
     page.evaluate("bookChecks.openAll()")
     for selector, words in HOVERED[name].items():
         assert shown_faults(hover(page, selector), words) == []
         page.keyboard.press("Escape")
         page.wait_for_selector(PREVIEW, state="detached")
-    assert window.faults == []
+    assert desktop.faults == []
 
 
-def test_a_reference_to_a_figure_shows_the_figure(in_tex):
+def test_a_reference_to_a_figure_shows_the_figure(desktop):
     pattern = re.compile(r'<a class="reference internal" href="([^"]*#fig-[^"]+)"')
     found = {page: pattern.search(built(f"{page}.html")) for page in notebooks()}
     name, match = next((page, match) for page, match in found.items() if match)
-    page = in_tex.open(f"{LOCAL}/{name}.html").page
+    page = desktop.open(f"{LOCAL}/{name}.html").page
     page.evaluate("bookChecks.openAll()")
     hover(page, f"a.internal[href='{match[1]}']")
     page.wait_for_function("document.querySelector('#book-preview img').naturalWidth > 0")
@@ -82,7 +80,7 @@ def with_figures() -> str:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_figure_is_enlarged_by_key_and_by_pointer(scheme, browser, site):
-    with Watched(browser, site, dark=scheme == "dark", formulas=False) as watched:
+    with Watched(browser, site, dark=scheme == "dark") as watched:
         page = watched.open(f"{site}/{with_figures()}.html").page
         page.evaluate("bookChecks.openAll()")
         figure = page.locator("article figure:has(.figure-modes)").first
@@ -102,8 +100,8 @@ def test_a_figure_is_enlarged_by_key_and_by_pointer(scheme, browser, site):
         assert watched.faults == []
 
 
-def test_a_preview_comes_and_goes_with_pointer_and_keyboard(in_tex, site):
-    page = in_tex.open(f"{site}/notebooks/mean_field.html").page
+def test_a_preview_comes_and_goes_with_pointer_and_keyboard(desktop, site):
+    page = desktop.open(f"{site}/notebooks/mean_field.html").page
     page.evaluate("bookChecks.openAll()")
     preview = hover(page, SCORE_GAP)
     assert shown_faults(preview, "Score gap") == []
@@ -120,7 +118,7 @@ def test_a_preview_comes_and_goes_with_pointer_and_keyboard(in_tex, site):
     assert f"#{described}" == PREVIEW
     page.keyboard.press("Tab")  # perhaps to another reference
     page.wait_for_function(f"!document.querySelector('{PREVIEW}')?.innerText.includes('Score gap')")
-    assert in_tex.faults == []
+    assert desktop.faults == []
 
 
 # What is typed, and the page, or the place on it, that must be among the first three.
@@ -144,8 +142,8 @@ SEARCHES = {
 
 
 @pytest.mark.parametrize("words", SEARCHES)
-def test_the_search_finds_pages_and_from_a_disk_places(words, in_tex, site):
-    page, address = in_tex.page, LOCAL if "#" in SEARCHES[words] else site
+def test_the_search_finds_pages_and_from_a_disk_places(words, desktop, site):
+    page, address = desktop.page, LOCAL if "#" in SEARCHES[words] else site
     page.goto(f"{address}/search.html?q={quote(words)}")
     page.wait_for_function(
         "/found|did not match/.test(document.getElementById('search-results').innerText)"
@@ -153,11 +151,11 @@ def test_the_search_finds_pages_and_from_a_disk_places(words, in_tex, site):
     found = page.locator("#search-results ul.search > li > a").all()[:3]
     links = [re.sub("^([.]+/)+", "", link.get_attribute("href")) for link in found]
     assert any(link.startswith(SEARCHES[words]) for link in links), links
-    assert in_tex.faults == []
+    assert desktop.faults == []
 
 
-def test_the_scoreboard_is_filtered_by_part_and_status(in_tex, site):
-    page = in_tex.open(f"{site}/book/scoreboard.html").page
+def test_the_scoreboard_is_filtered_by_part_and_status(desktop, site):
+    page = desktop.open(f"{site}/book/scoreboard.html").page
     rows = page.locator("table.scoreboard tbody tr")
     everything, visible = rows.count(), page.locator("table.scoreboard tbody tr:visible")
     assert visible.count() == everything
@@ -171,7 +169,7 @@ def test_the_scoreboard_is_filtered_by_part_and_status(in_tex, site):
     assert f"{len(statuses)} of {everything} claims" in page.locator(".board-filter").inner_text()
     page.evaluate("location.hash = document.querySelector('tr.is-proved').id")
     page.wait_for_selector("tr.is-proved:target", state="visible")
-    assert in_tex.faults == []
+    assert desktop.faults == []
 
 
 def test_the_scoreboard_fits_a_phone_and_a_desktop_and_breaks_no_word(phone, site):

@@ -3,7 +3,7 @@
 ========== ==========================================================================
 execution  cache keyed on what a page imports; uncached notebooks in parallel; when each ran
 kernels    kernels that share one import of the libraries
-pages      unique ids, launch buttons that open, accessible tables, MathJax from the book itself
+pages      unique ids, launch buttons that open, accessible tables
 downloads  every notebook page as ``.ipynb`` with outputs, in plain Markdown (``plain``)
 figures    each figure for light and for dark pages; colours for style sheets
 live       the live pictures, each with its script on its own page
@@ -12,6 +12,7 @@ citations  works named by author and year, in the text, the bibliography and on 
 claims     a claim in its theorem's box and on the scoreboard; a check folded under its line
 editions   the PDF (``printed``) and the archive of the site, and links to them
 slides     the deck of slides
+typeset    formulas, typeset by the build
 hover      what a reference shows when it is hovered
 chapters   the place of a page, its question and time, and what comes next
 search     theorems found by name; words in place of formulas where others link to a page
@@ -29,7 +30,7 @@ from importlib import import_module
 from sphinx.application import Sphinx
 
 READING = "execution pages figures live reference citations claims editions search chapters"
-AFTERWARDS = "pages downloads hover slides editions"  # in this order
+AFTERWARDS = "pages typeset downloads hover slides editions"  # in this order
 
 
 def finish(app: Sphinx, exception) -> None:

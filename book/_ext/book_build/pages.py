@@ -1,9 +1,7 @@
-"""Small repairs: unique ids, buttons that open what they promise, roles; MathJax from the book."""
+"""Small repairs: unique ids, buttons that open what they promise, roles."""
 
-import importlib.util
 import os
 import re
-import shutil
 from pathlib import Path
 from urllib.parse import quote
 
@@ -20,12 +18,6 @@ REPAIRS = (
     ('<div role="list" class="citation-list">', '<div class="citation-list">'),
     (r' role="doc-(biblioentry|backlink)"', ""),
     ('<summary aria-label="Toggle hidden content">', "<summary>"),
-)
-
-# The component itself, its fonts, and what its menu can load (speech in English).
-MATHJAX_PARTS = (
-    "tex-chtml-full.js output/chtml/fonts/woff-v2 a11y "
-    "sre/mathmaps/base.json sre/mathmaps/en.json sre/mathmaps/nemeth.json"
 )
 
 
@@ -94,16 +86,8 @@ def write_on_all_cores(app: Sphinx, env) -> None:
 
 
 def finish(app: Sphinx) -> None:
-    """Copy the parts of MathJax that the pages use, once; keep Jekyll from hiding ``_static``."""
-    out = Path(app.outdir)
-    (out / ".nojekyll").touch()
-    package = Path(importlib.util.find_spec("sphinx-mathjax-offline").origin).parent
-    source, target = package / "static" / "mathjax", out / "_static" / "mathjax"
-    for part in MATHJAX_PARTS.split():
-        if not (target / part).exists():
-            (target / part).parent.mkdir(parents=True, exist_ok=True)
-            copy = shutil.copytree if (source / part).is_dir() else shutil.copyfile
-            copy(source / part, target / part)
+    """Keep Jekyll from hiding ``_static``."""
+    (Path(app.outdir) / ".nojekyll").touch()
 
 
 def setup(app: Sphinx) -> None:

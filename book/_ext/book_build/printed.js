@@ -6,7 +6,7 @@ window.bookPrint = (() => {
 
   // Typeset; without the hidden MathML beside each formula, which no PDF shows and which is wider than its line.
   const ready = async () => {
-    await MathJax.startup.promise;
+    await window.MathJax?.startup?.promise; // where formulas are typeset in the browser
     await document.fonts.ready;
     all("mjx-assistive-mml").forEach((e) => e.remove());
   };

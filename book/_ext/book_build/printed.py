@@ -2,9 +2,9 @@
 
 The theme stays behind: the articles are put one after the other with a style sheet for paper, ids
 and links are made unique so that every reference leads to a page of the same file, folded proofs
-and solutions are open, and code that only draws or checks is left out. The browser typesets the
-mathematics once and prints the whole once: the page numbers that this shows go into the table of
-contents, which is printed again without the rest and takes the place of the first.
+and solutions are open, and code that only draws or checks is left out. The browser prints the
+whole once: the page numbers that this shows go into the table of contents, which is printed again
+without the rest and takes the place of the first.
 """
 
 import faulthandler
@@ -25,6 +25,7 @@ from jinja2 import Environment, FileSystemLoader
 
 from .hover import article_of
 from .pages import published
+from .typeset import head
 
 TEMPLATES = Path(__file__).parent / "templates"
 LEFT_OUT = (
@@ -121,15 +122,11 @@ def strip(article: Tag) -> None:
         fold.name = "div"
 
 
-def mathjax_settings(site: Path, docnames: list[str]) -> str:
-    """Return the script with which the built pages configure MathJax, macros and all."""
-    pattern = re.compile(r"<script>\s*(window\.MathJax\s*=.*?)</script>", re.DOTALL)
-    pages = ((site / f"{docname}.html").read_text(encoding="utf8") for docname in docnames)
-    return next(found[1] for found in map(pattern.search, pages) if found)
-
-
 def text_of(markup: str) -> str:
-    return " ".join(BeautifulSoup(markup, "html.parser").get_text().split())
+    soup = BeautifulSoup(markup, "html.parser")
+    for formula in soup.find_all("mjx-container"):
+        formula.replace_with(formula["aria-label"])
+    return " ".join(soup.get_text().split())
 
 
 def without_links(title: str) -> str:
@@ -162,7 +159,7 @@ def document(root: Path, site: Path) -> str:
         author=config["author"],
         static=f"../{site.name}/_static",
         style=(TEMPLATES.parent / "printed.css").read_text(encoding="utf8"),
-        mathjax=mathjax_settings(site, docnames),
+        formulas=head(site, docnames, f"../{site.name}/_static"),
         version=project["version"],
         today=f"{today.day} {today:%B %Y}",
         repository=repository,

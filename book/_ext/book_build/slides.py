@@ -16,7 +16,8 @@ from jinja2 import Environment, FileSystemLoader
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 
-from .printed import TEMPLATES, mathjax_settings, text_of
+from .printed import TEMPLATES, text_of
+from .typeset import head
 
 SOURCE = "book/slides.toml"
 DECK = "slides.html"
@@ -62,6 +63,6 @@ def finish(app: Sphinx) -> None:
     pages = [labels[entry["figure"]][0] for entry in entries]
     slides = [slide(entry, site, page) for entry, page in zip(entries, pages, strict=True)]
     page = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True).get_template(DECK)
-    settings = mathjax_settings(site, pages)
-    text = page.render(slides=slides, book=html.unescape(app.config.html_title), mathjax=settings)
+    formulas = head(site, pages, "../_static")
+    text = page.render(slides=slides, book=html.unescape(app.config.html_title), formulas=formulas)
     (site / DECK).write_text(text, encoding="utf8")

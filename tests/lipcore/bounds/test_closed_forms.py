@@ -25,6 +25,11 @@ def hardy(a):
     return 2 * (1 + 2 * a) * math.exp(a)
 
 
+def split(m, a):
+    """The smallest weight of a row, and what is above it, or both at once."""
+    return min(m * math.exp(a), m + (1 + math.sqrt(2) * a) * math.sqrt(math.expm1(2 * a))) + a
+
+
 def unified(a, column_sum):
     return math.sqrt((1 + a * a) * column_sum) + a
 
@@ -88,11 +93,11 @@ FORMS = {
     ),
     "masked": (
         bounds.masked_upper,
-        lambda n, a: min((1 + a) * math.sqrt(n), hardy(a)) + a,
+        lambda n, a: min((1 + a) * math.sqrt(n) + a, split(2 * (1 + 2 * a), a)),
     ),
     "masked moments, every n": (
         every_n(bounds.masked_upper_moments),
-        lambda n, a: moments(a) * math.exp(a) + a,
+        lambda n, a: split(moments(a), a),
     ),
     "masked rate of −I, every n": (
         of_matrix(bounds.masked_upper_rate, -1, without_n=True),

@@ -82,17 +82,20 @@ def test_shifted_star(q):
     """Its leaders, moved along the shift, move the satellites as the proof says; the bound holds."""
     X = star_inputs(q, shifted=True)
     n, k = X.shape
-    assert (n, k) == (q**2 + 4 * q, q**2 + 1)
+    N, centre = k - 1, (X == 0).all(-1)
+    m = n - N
+    assert (m, N) == (math.ceil(2 * math.e * q / 5), math.ceil(q**2 / 5))
     eye, move = torch.eye(k, dtype=torch.float64)[None], torch.zeros_like(X)
-    move[: 4 * q, -1] = (4 * q) ** -0.5
+    move[centre, -1] = m**-0.5
 
     def f(Z):
         return l2_attention_map(Z, k**0.25 * eye, eye)
 
     answer = AutogradJacobian(f, X).matvec(move)
-    along = answer[4 * q :, :-1].diagonal().square().sum()  # each satellite its own way
-    estimate = math.log(2) / 64 * q * math.log(q)
-    assert estimate <= along <= 1.6 * estimate
+    along = answer[~centre, :-1].diagonal().square().sum()  # each satellite its own way
+    row = 1 + (N - 1) / q**2 + m / (math.e * q)
+    proved = 4 * m * N * math.log(q) / (math.e * q * row**2) ** 2
+    torch.testing.assert_close(along.item(), proved)
     bound = l2_attention_upper(n=n, head_dim=k, norms_q=[k**0.25], norms_v=[1.0])
     assert along.sqrt() <= local_lipschitz(f, X, tol=1e-6).value <= bound
 

@@ -107,7 +107,8 @@ def test_no_direction_of_a_grid_pulls_a_torn_token_more(trial):
     d, n = 1 + trial % 3, 2 + trial % 5
     A, V = draw(trial, d, d), draw(trial + 50, 1 + trial % 2, d)
     own = construction_lower("own", A=A, V=V, radius=10.0, n=n)
-    share = 1 / 4 if n == 2 else 2 * ((n - 1) // 2) / n
+    side = torch.arange(1, n) % 2 * 2.0 - 1  # of each of the others
+    share = (side.square().sum() / n - (side.sum() / n) ** 2).item()
     w = draw(trial + 90, 2000, d)
     w = w / w.norm(dim=-1, keepdim=True)
     pulls = (w @ V.mT).norm(dim=-1) * (w @ A).norm(dim=-1)

@@ -189,3 +189,13 @@ def test_rows_with_a_known_n(a):
             by_rows = min(by_rows, kappa * F * (1 + math.log(n * G / kappa / F)) + G)
         by_columns = (1 + a * a) * min(n, 1 + kappa * math.log(1 + (n - 1) / kappa))
         assert found == pytest.approx(min(by_rows, by_columns), rel=1e-7)
+
+
+@pytest.mark.parametrize("a", [0.2, 2.0])
+def test_separate_terms_by_the_letter(a):
+    """Below a = log(5/3) and above it."""
+    above = math.sqrt(math.expm1(2 * a))
+    expected = min(2 * math.exp(a), 2 + above)
+    expected += a * min(4 * math.exp(a), 4 + math.sqrt(2) * above)
+    found = math.exp(causal.log_separate_terms(None, math.log(a)))
+    assert found == pytest.approx(expected, rel=1e-12)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from draws import F64, KINDS, ONE, close, draw, norm
-from lipcore import Attention, measures
+from lipcore import Attention, bounds, measures
 
 
 def mean_field_bound(a):
@@ -60,7 +60,8 @@ def test_no_measure_breaks_the_mean_field_bound(kind):
         assert measures.dense_local_constant(*batch, splitting=True).max() <= mean_field_bound(2.25)
         times = (draw(seed + 30, 500, 3).sigmoid() * 3).floor() / 3
         masked = measures.dense_local_constant(*batch, splitting=True, times=times)
-        assert masked.max() <= 2 * (1 + 4.5) * math.exp(2.25) + 2.25
+        limit = bounds.masked_upper_moments(radius=1.5, norm_a=1.0, norm_v=1.0)
+        assert masked.max() <= limit
 
 
 @pytest.mark.parametrize("radius", [3.0, 10.0, 100.0, 1000.0])

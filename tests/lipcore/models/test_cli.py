@@ -4,6 +4,7 @@ import io
 import json
 import os
 import runpy
+import shutil
 import sys
 
 import pytest
@@ -217,6 +218,27 @@ def test_weights_that_are_missing(measure, folder, tmp_path):
     state = {name: x for name, x in model.state_dict().items() if "layer.1.attention" not in name}
     model.save_pretrained(tmp_path, state_dict=state)
     assert_refused(measure("--tokenizer", str(folder), model=tmp_path), "weights: ")
+
+
+def test_files_that_are_cut_short(measure, folder, tmp_path):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    weights = tmp_path / "model.safetensors"
+    for length in (0, 100, 5000):
+        weights.write_bytes((folder / "model.safetensors").read_bytes()[:length])
+        assert_refused(measure(model=tmp_path), "model: ")
+
+
+def test_a_model_of_images(measure, folder, tmp_path):
+    tiny_model("vit").float().save_pretrained(tmp_path)
+    assert_refused(measure("--tokenizer", str(folder), model=tmp_path), "lipcore.measure(model")
+
+
+def test_nothing_measured(measure, folder, tmp_path):
+    model = tiny_model("bert").float()
+    model.embeddings.LayerNorm.bias.data.fill_(float("nan"))
+    model.save_pretrained(tmp_path)
+    code, out, err = measure("--tokenizer", str(folder), model=tmp_path)
+    assert code == 1 and out.count("not measured") == 2 and err.count("\n") == 1
 
 
 @pytest.mark.parametrize("arguments", ("", "mesure", "measure"))

@@ -8,7 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 pytest.importorskip("transformers", reason="needs lipcore[models]")
 
-from lipcore import measure
+from lipcore import capture, measure
 from tiny_models import CONFIGS, EAGER_ONLY, RUNS, inputs_of, tiny_model
 
 
@@ -116,3 +116,19 @@ def test_padded_batches_are_measured_as_the_model_runs_them(family, kernel):
     check(table, model, inputs)
     moved = (table["sigma"] - without["sigma"]).abs() / without["sigma"]
     assert moved[table["sequence"] == 0].max() < 1e-6 and moved[table["sequence"] == 1].min() > 1e-3
+
+
+@pytest.mark.parametrize("family", ("llama", "gpt2", "gemma3", "opt", "bloom"))
+def test_left_padding_as_eager_attention_runs_it(family):
+    """Rows that see no key give the mean of all values, whatever the scores are."""
+    model, inputs = tiny_model(family).float(), inputs_of(family)
+    inputs["attention_mask"] = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
+    table = measure(model, **inputs, layers=0, tol=1e-6)
+    fn = capture(model, table["layer"][0], **inputs)[0].double()
+    for i, (sigma, note) in enumerate(zip(table["sigma"], table["note"], strict=True)):
+        one = fn.of_member(i)
+        steps = 1e-3 * torch.eye(one.X.numel(), dtype=one.X.dtype).reshape(-1, *one.X.shape)
+        with torch.no_grad():
+            J = torch.stack([(one(one.X + H) - one(one.X - H)).flatten() / 2e-3 for H in steps])
+        assert sigma == pytest.approx(torch.linalg.matrix_norm(J, 2).item(), rel=1e-3)
+        assert "row 0 of sequence 1 sees no key" in note

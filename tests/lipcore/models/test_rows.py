@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+import json
 import random
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
 
 from lipcore import capture, measure
+from lipcore.models import save
 from seeded import drawn
 
 D = 8
@@ -101,7 +104,7 @@ def test_one_of_the_inputs():
     assert set(of_memory["varied"]) == {"key = value"} and set(of_memory["fixed"]) == {"query"}
     with pytest.warns(UserWarning, match="wrt: expected 'query', 'key', 'value', 'all'"):
         measure(layer, X, memory, wrt="keys", layers=1)
-    with pytest.raises(ValueError, match="^wrt: "):
+    with pytest.raises(ValueError, match=r"^wrt: "):
         measure(layer, X, memory, wrt="key", scope="model")
 
 
@@ -254,8 +257,7 @@ def test_random_numbers_of_the_caller_are_not_drawn():
 
     drawing = model(forward)
     states = [torch.get_rng_state(), random.getstate(), np.random.get_state()]  # noqa: NPY002
-    with pytest.warns(UserWarning, match="chance"):
-        measure(drawing, X)
+    measure(drawing, X)
     assert torch.equal(torch.get_rng_state(), states[0]) and random.getstate() == states[1]
     assert all(map(np.array_equal, np.random.get_state(), states[2]))  # noqa: NPY002
 
@@ -286,8 +288,11 @@ def test_autocast_around_a_module():
         with torch.autocast("cpu", torch.bfloat16):
             return self.attn(x, x, x)[0]
 
-    with pytest.warns(UserWarning, match=r"autocast\('cpu', torch.bfloat16\)"):
-        measure(model(forward).float(), X.float())
+    single = model(forward).float()
+    with pytest.warns(UserWarning, match="take torch.autocast out of the model's code"):
+        measure(single, X.float())
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match="outside"):
+        measure(single, X.float())
 
 
 def test_a_graph_of_torch_export():
@@ -309,3 +314,106 @@ def test_a_module_without_values_serves_the_attention_it_is_in():
 
     table = measure(nn.Sequential(SparseAttention()).double().eval(), X)
     assert table["layer"].tolist() == ["0", "0"] and table["sigma"].notna().all()
+
+
+# --- what people bring ---------------------------------------------------------------------------
+
+
+def encoder(layers=2):
+    layer = nn.TransformerEncoderLayer(D, 2, 12, batch_first=True)
+    model = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).double().eval()
+    for seed, parameter in enumerate(model.parameters()):
+        parameter.data = drawn(*parameter.shape, seed=seed) / 2
+    return model
+
+
+REAL = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
+
+
+def padded():
+    return Module(
+        lambda self, x, attention_mask: self.encoder(x, src_key_padding_mask=attention_mask == 0),
+        encoder=encoder(),
+    )
+
+
+@pytest.mark.parametrize("scope", ("attention", "block", "model"))
+def test_padding_that_is_left_out(scope):
+    """σ of the sequence alone."""
+    model = padded()
+    table = measure(model, X, attention_mask=REAL, padding="ignore", scope=scope, tol=1e-10)
+    alone = measure(model.encoder, X[1:, 2:], scope=scope, tol=1e-10)
+    of_second = table[table["sequence"] == 1]
+    assert of_second["sigma"].tolist() == pytest.approx(alone["sigma"].tolist(), rel=1e-6)
+    assert set(of_second["shape"]) == {(3, D)}
+
+
+def test_padding_that_carries_sigma_is_noted():
+    steep = torch.where(REAL == 0, 100.0, 1.0)[..., None]
+    block = Module(lambda self, x: steep * self.mlp(x), mlp=nn.Linear(D, D))
+    layers = nn.ModuleList([block])
+    model = Module(lambda self, x, attention_mask=None: self.layers[0](x), layers=layers)
+    told = measure(model, X, attention_mask=REAL, scope="model")
+    assert "padding" not in told["note"][0] and "padding has 100%" in told["note"][1]
+    zeros = measure(model, X * REAL[..., None], scope="model")
+    assert "zeros" not in zeros["note"][0] and "tokens of zeros have 100%" in zeros["note"][1]
+
+
+def test_a_row_for_each_head():
+    table = measure(encoder(), X, by="head", tol=1e-10)
+    assert len(table) == 8 and table.pivot(
+        index="layer", columns=["sequence", "head"], values="sigma"
+    ).shape == (2, 4)
+    module = encoder().layers[0].self_attn
+    for head in range(2):
+        one = copy.deepcopy(module)
+        one.out_proj.weight.data[:, D // 2 * (1 - head) : D // 2 * (2 - head)] = 0
+        rows = table[(table["layer"] == "layers.0.self_attn") & (table["head"] == head)]
+        agree(rows, truths(lambda x, one=one: one(x, x, x)[0], X))
+
+
+def test_a_copy_in_another_precision():
+    model = encoder().bfloat16()
+    table = measure(model, X.bfloat16(), dtype=torch.float64, tol=1e-10)
+    agree(table, measure(encoder().bfloat16().double(), X.bfloat16().double())["sigma"].tolist())
+    assert next(model.parameters()).dtype == torch.bfloat16 and table.attrs["dtype"] == "float64"
+
+
+def test_wrapped_blocks():
+    class Bridge(nn.Module):
+        def __init__(self, original):
+            super().__init__()
+            self._original_component = original
+
+        def forward(self, *args, **options):
+            return self._original_component(*args, **options)
+
+    bare = encoder()
+    wrapped = nn.Sequential(*map(Bridge, bare.layers)).eval()
+    for scope in ("block", "model"):
+        agree(measure(wrapped, X, scope=scope), measure(bare, X, scope=scope)["sigma"].tolist())
+
+
+def test_blocks_without_attention():
+    parts = [nn.Linear(D, D) for _ in range(3)]
+    model = Module(lambda self, x: self.layers(x), layers=nn.Sequential(*parts))
+    table = measure(model, X, scope="block")
+    assert table["layer"].tolist() == [f"layers.{i}" for i in (0, 0, 1, 1, 2, 2)]
+
+
+@pytest.mark.parametrize("ending", ("json", "csv"))
+def test_a_saved_table_says_what_made_it(ending, tmp_path):
+    table = measure(encoder(), X, generator=torch.Generator().manual_seed(7))
+    save(table, path := tmp_path / f"table.{ending}")
+    if ending == "json":
+        made = json.loads(path.read_text())
+        read = pd.DataFrame(made.pop("rows"))
+    else:
+        made = json.loads(path.read_text().splitlines()[0].removeprefix("# "))
+        read = pd.read_csv(path, skiprows=1)
+    assert made == table.attrs and made["versions"]["torch"] == torch.__version__
+    assert (made["dtype"], made["device"], made["seed"]) == ("float64", "cpu", 7)
+    assert made["inputs"] == {"args[0]": [2, 5, D]}
+    assert read["sigma"].tolist() == pytest.approx(table["sigma"].tolist(), rel=1e-14)
+    with pytest.raises(ValueError, match=r"^path: "):
+        save(table, "table.xlsx")
