@@ -7,6 +7,7 @@ Lipschitz constants, and bounds on Lipschitz constants, each with the theorem th
 from lipcore import adversarial, bounds, jacobian, measures, models, spectral
 from lipcore.attention import Attention, attention_map
 from lipcore.autodiff import AutogradJacobian
+from lipcore.export import export_head
 from lipcore.jacobian import AttentionJacobian
 from lipcore.lipschitz import LocalLipschitz, local_lipschitz
 from lipcore.models.capture import capture
@@ -24,6 +25,7 @@ __all__ = [
     "attention_map",
     "bounds",
     "capture",
+    "export_head",
     "from_module",
     "jacobian",
     "local_lipschitz",

@@ -3,11 +3,11 @@ live.picture("attention", ({ one, form, show, bars, set, state }) => {
 const { times, dot, sum, rotation } = plane, { norm, say } = live, letter = (b) => "ABCDEFGH"[b], { exp, hypot, max, round, sqrt } = Math;
 const COUNTS = [...new Set(Array.from({ length: 33 }, (_, i) => round(2 ** (i / 4))))]; // 1, 2, 3, …, 256
 
-function bounds({ tokens, radius, causal }, { rows, A, n }) {
+function bounds({ tokens, radius, causal }, { rows, J, A, n }) {
 	const a = norm(A) * radius ** 2, most = (name) => max(...rows.map((q) => norm(q[name])));
 	const seen = tokens.map((_, l) => norm(plane.build((i, j) => sum(rows.map((q) =>
 		(q.count[l] ? q.weight * q.p[l] / q.count[l] * q.Ax[i] * q.Ax[j] : 0))))));
-	const mixing = plane.singular(plane.jacobian(rows.map((q) => ({ ...q, Ax: [0, 0], own: [0, 0, 0, 0] })))).value;
+	const shares = rows.map((q, i) => rows.map((k, j) => J.P[i * J.n + j] * sqrt(q.weight / k.weight))), mixing = plane.largest(arithmetic.matrix(shares)).value;
 	const one = causal ? 1 + a : hypot(1, a), hardy = 2 + 4 * a, column = causal ? n : n / (1 + (n - 1) * exp(-2 * a));
 	return {
 		local: mixing + most("own") + sqrt(most("C") * max(...seen)),

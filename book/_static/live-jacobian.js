@@ -1,6 +1,6 @@
 // The live picture of "The Jacobian in three terms": {tokens: [[x, y, 1], …], chosen: which is pushed, push, strength of A}.
 live.picture("jacobian", ({ one, form, show, bars, set, state }) => {
-const { times, dot, sum, queries } = plane, { norm, put, say, within, minus } = live, { arrow } = chart;
+const { times, dot, sum, attend, largest } = plane, { norm, put, say, within, minus } = live, { arrow } = chart;
 const all = (selector) => [...form.querySelectorAll(selector)], PIECES = ["mixing", "keys", "own"], letter = (b) => "ABCDEFGH"[b];
 const length = (moves) => Math.sqrt(sum(moves.map((v) => dot(v, v)))), add = (u, v) => [u[0] + v[0], u[1] + v[1]];
 
@@ -11,19 +11,15 @@ function settle(scene) {
 }
 
 function measure({ tokens, chosen: j, push: h, strength: s }) {
-	const A = [0.8 * s, -0.6 * s, 0.6 * s, 0.8 * s], rows = queries({ tokens }, A), J = plane.jacobian(rows);
-	const moved = queries({ tokens: tokens.map((x, b) => (b === j ? [...add(x, h), 1] : x)) }, A);
-	const pieces = {
-		mixing: rows.map((q) => h.map((v) => q.p[j] * v)),
-		keys: rows.map((q) => q.off[j].map((v) => q.p[j] * v * dot(q.Ax, h))),
-		own: rows.map((q, i) => (i === j ? times(q.own, h) : [0, 0])),
-	};
-	const answer = rows.map((_, i) => PIECES.reduce((v, name) => add(v, pieces[name][i]), [0, 0]));
-	const column = plane.singular(J.map((line) => line.slice(2 * j, 2 * j + 2)));
+	const A = [0.8 * s, -0.6 * s, 0.6 * s, 0.8 * s], n = tokens.length, { rows, J } = attend({ tokens }, A);
+	const moved = attend({ tokens: tokens.map((x, b) => (b === j ? [...add(x, h), 1] : x)) }, A).rows;
+	const only = (v) => { const H = new Float64Array(2 * n); H.set(v, 2 * j); return H; }, pairs = (y) => rows.map((_, i) => [...y.slice(2 * i, 2 * i + 2)]);
+	const [mixing, own, keys] = J.pieces(only(h)).map(pairs), pieces = { mixing, keys, own }, answer = pairs(J.push(only(h)));
+	const column = largest({ rows: 2 * n, columns: 2, push: (v) => J.push(only(v)), pull: (g) => J.pull(g).slice(2 * j, 2 * j + 2) });
 	const ratios = { answer: length(answer) / length([h]) };
 	for (const name of PIECES) ratios[name] = length(pieces[name]) / length([h]);
 	return { A, rows, pieces, answer, outputs: rows.map((q) => q.mean), real: moved.map((q) => q.mean), ratios,
-		column: column.value, worst: [...column.vector], norm: plane.singular(J).value };
+		column: column.value, worst: [...column.vector], norm: largest(J).value };
 }
 
 function draw({ tokens, chosen, push }, { pieces, answer, outputs, real, ratios, column, norm }) {

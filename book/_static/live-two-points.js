@@ -2,28 +2,20 @@
 live.picture("two-points", ({ one, form, show, bars, set, state }) => {
 const { within, put, say, power } = live, { odds, sigmoid, derivative } = pair;
 
-// Largest value of a function with one hill on [low, high]: the best of a grid, then golden section around it.
+// Largest value of a function on [low, high]: the best of a grid, then golden section around it.
 function highest(f, low, high) {
-	const step = (high - low) / 400, grid = Array.from({ length: 401 }, (_, i) => low + i * step);
-	const top = grid.reduce((best, t) => (f(t) > f(best) ? t : best)), ratio = (Math.sqrt(5) - 1) / 2;
-	let left = Math.max(low, top - step), right = Math.min(high, top + step);
-	for (let i = 0; i < 60; i++) {
-		const u = right - ratio * (right - left), v = left + ratio * (right - left);
-		if (f(u) < f(v)) left = u; else right = v;
-	}
-	const at = [left, low, high].reduce((best, t) => (f(t) > f(best) ? t : best));
+	const step = (high - low) / 400, best = (list) => list.reduce((a, t) => (f(t) > f(a) ? t : a)), top = best(Array.from({ length: 401 }, (_, i) => low + i * step));
+	const at = best([arithmetic.valley((t) => -f(t), Math.max(low, top - step), Math.min(high, top + step)), low, high]);
 	return { at, value: f(at) };
 }
 
 const LEAST = 1e-9, peak = (a) => highest((t) => derivative(t, a).constant, Math.min(-2 * a - 6, odds(LEAST)), 0);
 
 function measure({ p, radius, gamma }) {
-	const a = gamma * radius ** 2, { at, value } = peak(a), small = Math.exp(-2 * a), here = derivative(odds(p), a);
-	const row = ({ value: F }) => Math.exp(a) * Math.sqrt(F) + a; // lipcore.bounds.two_dirac_peak is F
+	const a = gamma * radius ** 2, { at, value } = peak(a), here = derivative(odds(p), a), everyN = (name) => Math.exp(bounds.plain[name](Infinity, Math.log(a)));
 	return {
 		a, ...here, peak: Math.max(value, here.constant), peakMass: sigmoid(at),
-		sharp: row(highest((w) => (1 - w + w * small) * (w * (1 + 2 * a * (1 - w)) ** 2 + (1 - w) * (1 - 2 * a * w) ** 2 * small), 0.2, 0.55)),
-		meanField: Math.hypot(1, a) * Math.exp(a) + a, published: (1 + 3 * a) * Math.exp(2 * a),
+		sharp: everyN("sharp"), meanField: everyN("meanField"), published: everyN("published"),
 	};
 }
 

@@ -12,6 +12,17 @@ const live = (() => {
 		const [digits, e] = v.toExponential(1).split("e");
 		return v ? `${+digits}×${power(e)}` : "0";
 	};
+	// Some digits of e^l, never below it (`up`), or never above it: for bounds.
+	const bound = (l, up, digits = 3) => {
+		if (l === -Infinity) return "0";
+		if (l === Infinity) return "∞";
+		const TEN = Math.log(10), unit = 10 ** (digits - 1);
+		let e = Math.floor(l / TEN + 1e-13), m = Math.exp(l - e * TEN) * unit;
+		m = (up ? Math.ceil(m - 1e-7) : Math.floor(m + 1e-7)) / unit;
+		if (m >= 10) [m, e] = [1, e + 1];
+		if (e < -3 || e > 4) return `${m.toFixed(digits - 1)}×${power(e)}`;
+		return e < digits - 1 ? (m * 10 ** e).toFixed(digits - 1 - e) : Math.round(m * 10 ** e).toLocaleString("en");
+	};
 	// The spectral norm of a matrix of the plane, [a, b, c, d] by rows.
 	const norm = ([a, b, c, d]) => (Math.hypot(a + d, b - c) + Math.hypot(a - d, b + c)) / 2;
 
@@ -74,5 +85,5 @@ const live = (() => {
 		addEventListener("hashchange", read);
 		live[name] = { set, state };
 	};
-	return { within, put, minus, power, say, norm, hands, picture };
+	return { within, put, minus, power, say, bound, norm, hands, picture };
 })();

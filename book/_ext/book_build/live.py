@@ -14,14 +14,16 @@ from sphinx.util.docutils import SphinxDirective
 
 FOLDER = Path("book") / "_live"
 SHARED = {
-    "attention": ("live", "live-plane", "live-tokens"),
+    "attention": ("live", "live-arithmetic", "live-plane", "live-tokens"),
+    "calculator": ("live", "live-arithmetic", "live-bounds"),
     "crowd": ("live", "live-chart", "live-pair"),
-    "jacobian": ("live", "live-plane", "live-chart"),
-    "mask": ("live", "live-plane"),
+    "head": ("live", "live-arithmetic"),
+    "jacobian": ("live", "live-arithmetic", "live-plane", "live-chart"),
+    "mask": ("live", "live-arithmetic", "live-plane"),
     "sink": ("live", "live-chart"),
-    "teaser": ("live", "live-plane", "live-tokens"),
-    "ties": ("live", "live-plane", "live-chart"),
-    "two-points": ("live", "live-pair"),
+    "teaser": ("live", "live-arithmetic", "live-plane", "live-tokens"),
+    "ties": ("live", "live-arithmetic", "live-plane", "live-chart"),
+    "two-points": ("live", "live-arithmetic", "live-bounds", "live-pair"),
 }
 
 
@@ -29,8 +31,7 @@ class Live(SphinxDirective):
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        name = self.arguments[0]
-        root = Path(self.env.srcdir)
+        name, root = self.arguments[0], Path(self.env.srcdir)
         for path in (root / FOLDER).glob(f"{name}.*"):
             self.env.note_dependency(str(path))
         self.env.metadata[self.env.docname].setdefault("live", []).append(name)
@@ -41,9 +42,8 @@ def markup(root: Path, name: str) -> str:
     """Return the markup of a live picture; its data stand in place of ``{data}``."""
     html = (root / FOLDER / f"{name}.html").read_text(encoding="utf8")
     data = root / FOLDER / f"{name}.json"
-    return (
-        html.replace("{data}", escape(data.read_text(encoding="utf8"))) if data.exists() else html
-    )
+    known = data.read_text(encoding="utf8") if data.exists() else ""
+    return html.replace("{data}", escape(known))
 
 
 def scripts(names: list[str]) -> list[str]:
