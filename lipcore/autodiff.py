@@ -87,21 +87,33 @@ class AutogradJacobian(LinearOperator):
         with guard.unchanged(fn, X.device) if check else guard.isolated(X.device) as state:
             self._run(X, batch)
             self.noise: float = self.seen.eps  # rounding of the outputs, as far as it is seen
-            if check:
-                state.refuse_changes(values=True)
-            double = in_float64(*given) if X.dtype == torch.float32 else None
-            options = {"event_dims": event_dims, "layout": layout, "check": False}
-            exact = AutogradJacobian(*double, **options) if double else None
-            if check:
-                found = guard.check_derivative(self, batch, state, exact)
-                self.noise = max(self.noise if exact is None else exact.noise, found)
-                if exact is not None:
-                    exact.checked, exact.noise = True, self.noise
-        self._exact = exact
+            self._exact = self._twin(*given, event_dims=event_dims, layout=layout)
+            if check:  # a twin has the same code, and shows more
+                guard.check_derivative(self._exact or self, batch, state)
+            if self._exact is not None:
+                self._exact.checked = check
 
     def in_float64(self) -> AutogradJacobian | None:
         """Return the Jacobian of the same map in float64, or None where that cannot be had."""
         return self if self.dtype == torch.float64 else self._exact
+
+    def _twin(self, fn: Callable, X: Tensor, **options) -> AutogradJacobian | None:
+        """Return the Jacobian in float64, unless float64 tokens do not make it the same map."""
+        if X.dtype == torch.float64 or self.seen.half:
+            return None
+        try:  # it may not be copied, may take no other dtype, or be refused by itself
+            if isinstance(fn, nn.Module):
+                fn = copy.deepcopy(fn).double()
+            elif hasattr(fn, "call"):  # of lipcore.models.capture
+                fn = fn.double()
+            with guard.unchanged(fn, X.device):
+                twin = AutogradJacobian(fn, X.double(), check=False, **options)
+        except Exception:
+            return None
+        if twin.value.shape != self.value.shape:
+            return None
+        error = (twin.value - self.value).abs().amax()  # half of the digits may be lost
+        return twin if bool(error <= 1e-4 * self.value.abs().amax()) else None
 
     def _run(self, X: Tensor, batch: int) -> None:
         """Evaluate the map at X, with the graph of its derivative."""
@@ -190,30 +202,6 @@ class AutogradJacobian(LinearOperator):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Converting a tensor with requires_grad")
             return self.fn(X.clone())  # a map that works in place must not change X
-
-
-def in_float64(fn: Callable, X: Tensor) -> tuple[Callable[[Tensor], Tensor], Tensor] | None:
-    """Return the map and X in float64, or None where float64 tokens do not make it the same map.
-
-    A module, or what :func:`~lipcore.models.capture.capture` returns, is copied; the given one
-    stays as it is. A function is only called: one that closes over float32 modules gives None.
-    """
-    if X.dtype == torch.float64:
-        return fn, X
-    try:
-        if isinstance(fn, nn.Module):
-            double = copy.deepcopy(fn).double()
-        else:
-            double = fn.double() if hasattr(fn, "call") else fn
-        with guard.unchanged(fn, X.device) as state, torch.no_grad():
-            value, exact = fn(X.clone()), double(X.double())
-            state.refuse_changes(values=True)
-        if exact.dtype != torch.float64 or exact.shape != value.shape:
-            return None
-        rounding = 1e-4 * value.abs().amax()  # half of the digits: autocast leaves float64 alone
-        return (double, X.double()) if bool((exact - value).abs().amax() <= rounding) else None
-    except Exception:  # it cannot be copied, takes no other dtype, or is refused by itself
-        return None
 
 
 def batch_first(fn: Callable, X: Tensor, layout: str) -> tuple[Tensor, Callable[[Tensor], Tensor]]:

@@ -44,6 +44,8 @@ ROWS = 256
 OPTIONS = list(inspect.signature(spectral_norm).parameters)[1:]
 #: What a result says of a map that was not checked.
 UNCHECKED = "of autodiff's Jacobian, unchecked"
+#: The same of a map of float64 with fewer digits.
+FLOAT32_INSIDE = "works in float32 inside"
 
 _OTHER_SEED = 0x6C6970  # hardly anyone's
 
@@ -202,8 +204,10 @@ def local_lipschitz(
         found = replace(found, **{name: x.to(X.dtype) for name, x in vectors.items()})
         if differentiable:
             found = replace(found, value=_with_gradient(fn, Y, found))
-    if not getattr(J, "checked", True):
-        found = replace(found, remark="; ".join(filter(None, [found.remark, UNCHECKED])))
+    said = [found.remark, "" if getattr(J, "checked", True) else UNCHECKED]
+    if J.dtype == torch.float64 and J.noise > torch.finfo(J.dtype).eps:
+        said.append(FLOAT32_INSIDE)
+    found = replace(found, remark="; ".join(filter(None, said)))
     return LocalLipschitz(**vars(found), **({"layer": f, "tokens": X.detach()} if is_layer else {}))
 
 
