@@ -90,8 +90,7 @@ class AutogradJacobian(LinearOperator):
             self._exact = self._twin(*given, event_dims=event_dims, layout=layout)
             if check:  # a twin has the same code, and shows more
                 guard.check_derivative(self._exact or self, batch, state)
-            if self._exact is not None:
-                self._exact.checked = check
+                self.checked = (self._exact or self).checked
 
     def in_float64(self) -> AutogradJacobian | None:
         """Return the Jacobian of the same map in float64, or None where that cannot be had."""
@@ -125,6 +124,7 @@ class AutogradJacobian(LinearOperator):
         got = f"{type(value).__name__}: wrap it, for example lambda X: module(X)[0]"
         require(isinstance(value, Tensor), "fn", "a map that returns a tensor", got, TypeError)
         check_same_kind("fn(X)", check_real_tensor("fn(X)", value), self.X, "X")
+        require(value.numel(), "fn", "a map whose outputs have entries", tuple(value.shape))
         members, cure = tuple(X.shape[:batch]), f"pass event_dims={X.ndim - batch + 1}"
         got = f"shape {tuple(value.shape)}: if that is no batch, {cure}"
         require(value.shape[:batch] == members, "fn", f"outputs with the batch {members}", got)

@@ -104,7 +104,7 @@ class LinearOperator:
         def product(multiply, shape):
             def multiplied(x):
                 tokens = torch.as_tensor(x, dtype=self.dtype, device=self.device)
-                image = multiply(tokens.reshape(*self.batch_shape, *shape))
+                image = multiply(tokens.reshape((*self.batch_shape, *shape)))
                 return image.detach().flatten().cpu().numpy()
 
             return multiplied

@@ -454,7 +454,7 @@ class _FlatOperator:
 
     def _product(self, multiply: Callable, shape: tuple[int, ...], vector: Tensor) -> Tensor:
         batch = self.operator.batch_shape
-        product = multiply(vector.reshape(*batch, *shape)).detach().reshape(*batch, -1)
+        product = multiply(vector.reshape((*batch, *shape))).detach().reshape(*batch, -1)
         return product if self.scale is None else product / self.scale
 
     def first_matvec(self, v: Tensor) -> Tensor:
@@ -612,7 +612,7 @@ def _result(J: _FlatOperator, v, upper, residual, iterations, converged) -> dict
         "residual": scale * residual.to(value),
         "iterations": iterations.to(value.device),
         "converged": converged.to(value.device),
-        "left": _divided(image, norm).reshape(*batch, *J.operator.output_shape),
+        "left": _divided(image, norm).reshape((*batch, *J.operator.output_shape)),
         "right": v.reshape(*batch, *J.operator.input_shape),
     }
 

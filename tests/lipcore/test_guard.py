@@ -141,6 +141,18 @@ class Untransposed(torch.autograd.Function):
         return mixed(g)
 
 
+class Tripled(torch.autograd.Function):
+    """Three times the gradient, backwards and backwards again."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return 3 * g
+
+
 class NoRule(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -396,6 +408,8 @@ MAPS = {
     "saturated": Map(lambda: lambda x: (1e3 * x).tanh() + 7),
     "derivatives inside": Map(lambda: gradient_inside),
     "one number of each member": Map(lambda: lambda x: x.square().sum((-2, -1))),
+    "one number": Map(lambda: lambda x: x.sin().sum(), shape=(3, D)),
+    "tiny outputs": Map(lambda: lambda x: 1e-30 * mixed(x).sin()),
     "batch in the middle": Map(lambda: of(attention(), attend), layout="LNE"),
     "channels": Map(lambda: conv(3), shape=IMAGES, event_dims=3),
     "batch as one input": Map(lambda: lambda x: x - x.mean(0), event_dims=3),
@@ -438,6 +452,7 @@ MAPS = {
     "hidden mean": wrong(lambda: lambda x: x - x.mean(0).detach(), "influence"),
     "hidden mean of many": wrong(lambda: lambda x: x - x.mean(0).detach(), "influence", MANY),
     "a little influence": wrong(lambda: lambda x: x + 8e-4 * x.mean(0), "influence"),
+    "hardly any influence": wrong(lambda: lambda x: x + 1e-4 * x.mean(0), "influence"),
     # --- a part is hidden from autodiff ---
     "no_grad": wrong(lambda: torch.no_grad()(mixed), "no_grad"),
     "no_grad around scores": wrong(lambda: partly_without, "no_grad"),
@@ -459,6 +474,11 @@ MAPS = {
     "less detached": wrong(lambda: lambda x: x + 9e-4 * x.detach(), "detach"),
     "a little detached, one dtype only": wrong(
         lambda: linear(lambda x, y: y + 9e-3 * y.detach()), "detach"),
+    "detached in a small token": wrong(
+        lambda: lambda x: torch.cat([x[:, :3], 1e-6 * (x[:, 3:] + x[:, 3:].detach())], 1), "detach"),
+    "backward of a small token": wrong(
+        lambda: lambda x: torch.cat([x[:, :3], 1e-6 * Tripled.apply(x[:, 3:])], 1), "backward"),
+    "detached beside a large constant": wrong(lambda: lambda x: 1e14 + x + x.detach(), "constant"),
     "gradients scaled by a hook": wrong(lambda: hooked, "backward"),
     "one member detached": wrong(
         lambda: lambda x: x * x.norm(dim=(-2, -1), keepdim=True).clamp(min=50).detach(),
@@ -489,6 +509,10 @@ MAPS = {
         lambda: lambda x: x + x.abs() / 9, "kink", (2, 40, D),
         place=lambda X: X * (torch.arange(40) != 7).to(X)[:, None]),
     "root at 0": wrong(lambda: lambda x: x.square().sum(-1, keepdim=True).sqrt(), place=padded),
+    "relu at 0, in a small token": wrong(
+        lambda: lambda x: torch.cat([x[:, :1], 1e-6 * x[:, 1:].relu()], 1), "kink", place=padded),
+    "|x| at 0, in a small token": wrong(
+        lambda: lambda x: torch.cat([x[:, :1], 1e-6 * (x + x.abs())[:, 1:]], 1), place=padded),
     # --- fewer digits than the dtype has ---
     "autocast": wrong(lambda: autocast, "bfloat16"),
     "autocast, in a module": wrong(lambda: AutocastInside().eval(), "bfloat16"),
@@ -637,3 +661,19 @@ def test_called_without_gradients(context):
     with context():
         found = local_lipschitz(residual_in_place, X, tol=1e-10).value
     assert found.tolist() == pytest.approx(sigmas(residual_in_place, X, "NLE", 2), rel=1e-9)
+
+
+def test_outputs_that_hide_all_changes_are_said():
+    """A map that is constant in float64 has σ = 1 by autodiff."""
+    X = drawn(3, D)
+    assert "unchecked" in local_lipschitz(lambda x: 1e17 + x + x.detach(), X).remark
+    assert not local_lipschitz(torch.ones_like, X).remark
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_an_exported_module():
+    """It says that it is in training mode, and cannot be told otherwise."""
+    module, X = nn.Linear(D, D).double().eval(), drawn(3, D)
+    exported = torch.export.export(module, (X,)).module()
+    truth = torch.linalg.matrix_norm(module.weight.detach(), 2).item()
+    assert local_lipschitz(exported, X, tol=1e-10).value.item() == pytest.approx(truth, rel=1e-9)
