@@ -10,6 +10,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -164,7 +165,7 @@ class Attention(AttentionMap):
         return f"Attention({', '.join([sizes, *given])})"
 
     #: The parts that change with X: all, where queries, keys and values come from one sequence.
-    moving: tuple[str, ...] = ("query", "key", "value", "gate")
+    moving: ClassVar[tuple[str, ...]] = ("query", "key", "value", "gate")
 
     @property
     def heads(self) -> int:

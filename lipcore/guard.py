@@ -103,7 +103,7 @@ def unchanged(fn: Callable, device: torch.device) -> Iterator[State]:
     >>> with unchanged(norm, X.device) as state:
     ...     y = norm(X)
     ...     state.changes()[0][1]
-    'num_batches_tracked of BatchNorm1d'
+    'num_batches_tracked of _buffers of BatchNorm1d'
     >>> norm.num_batches_tracked
     tensor(0)
     """
