@@ -211,6 +211,7 @@ class Captured:
     def run(self, raw: Tensor) -> Tensor:
         """Return what the submodule puts out, where X is ``raw``, as it takes it."""
         first, inputs = self._raw, self.call.tensors
+        raw = raw.clone()  # a module may change it in place, and the caller still has it
         # inputs that are other tensors get the same push
         return self.call.run(
             {x: raw if inputs[x] is first else inputs[x] + (raw - first) for x in self.varied}
@@ -293,7 +294,8 @@ def captured(call: Call, wrt: str | None = None) -> Captured:
     """Return a run as a map of its first tensor, the one named, or all of that shape."""
     tensors = call.tensors
     require(tensors, "name", f"floats that enter {call.name!r}", "none", TypeError)
-    require(call.output is not None, "name", f"floats out of {call.name!r}", call.label, TypeError)
+    what = f"a tensor of floats (…, m, p) out of {call.name or 'the model'}"
+    require(call.output is not None, "name", what, call.label, TypeError)
     cure = "take torch.autocast out of the model's code"
     got = f"{call.autocast} around {call.name!r}: {cure}"
     require(not call.autocast, "model", "one precision", got)
@@ -349,6 +351,9 @@ def module_of(model: object) -> nn.Module:
     is_graph = isinstance(module, torch.fx.GraphModule)  # of torch.export: it has no .eval()
     got = "a graph of torch.export: measure the module that was exported"
     require(not (is_graph and module.training), "model", "modules that run", got)
+    # before anything is read: in training, a weight that is computed may change by being read
+    is_still = not any(part.training for part in module.modules())
+    require(is_still, "model", "one in evaluation mode", "one in training: call .eval() first")
     return module
 
 
@@ -364,8 +369,6 @@ def record(model: nn.Module, names: Iterable[str], *args: object, **inputs: obje
     kinds = {"cpu", *(x.device.type for x in model.parameters() if not x.is_meta)}
     is_plain = not any(map(torch.is_autocast_enabled, kinds))
     require(is_plain, "model", "one precision", "torch.autocast around the call: call it outside")
-    is_still = not any(module.training for module in modules.values())
-    require(is_still, "model", "one in evaluation mode", "one in training: call .eval() first")
     calls: list[Call] = []
     entered: list[tuple] = []
     copies: dict = {}  # of all runs: a mask that enters every layer is copied once
@@ -374,13 +377,7 @@ def record(model: nn.Module, names: Iterable[str], *args: object, **inputs: obje
         entered.append(copied((args, kwargs), copies=copies))
 
     def leave(name, module, running, args, kwargs, output):
-        label, tensor = first_tensor(output)
-        remark = ""
-        if tensor is not None:
-            front = next(tensors_of(output))[0]
-            remark = "" if front == label else f"of {label}: attention weights are {front}"
-            tensor = tensor.detach().clone()
-        call = Call(name, module, module, *entered.pop(), tensor, label, remark)
+        call = Call(name, module, module, *entered.pop(), *first_tensor(output))
         calls.append(replace(call, autocast=_autocast(call), learned=_learned(model, call)))
 
     with torch.inference_mode(False), torch.no_grad(), slow_path(), ExitStack() as stack:
@@ -389,7 +386,9 @@ def record(model: nn.Module, names: Iterable[str], *args: object, **inputs: obje
         for name in names:
             module = running.get_submodule(name)
             leaves = functools.partial(leave, name, modules[name])
-            stack.enter_context(module.register_forward_pre_hook(enter, with_kwargs=True))
+            # before the hooks that a module has: they are a part of the map, and run again with it
+            enters = module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True)
+            stack.enter_context(enters)
             stack.enter_context(module.register_forward_hook(leaves, with_kwargs=True))
         args, inputs = copied((args, inputs))  # a model adds to a cache that it is given
         running(*args, **without_cache(model, inputs))
@@ -447,12 +446,21 @@ def slow_path() -> Iterator[None]:
         mha.set_fastpath_enabled(fast)
 
 
-def first_tensor(output: object) -> tuple[str, Tensor | None]:
-    """Return the first tensor of an output that is no attention weights, if any, and its place."""
+def first_tensor(output: object) -> tuple[Tensor | None, str, str]:
+    """Return the first tensor of an output that is no attention weights, its place, a remark."""
     tensors = [*tensors_of(output)]
     several = len(tensors) > 1  # weights alone are what the module is for
-    outputs = (pair for pair in tensors if not (several and _are_weights(pair[1])))
-    return next(outputs, (f"a {type(output).__name__} of other things", None))
+    outputs = [pair for pair in tensors if not (several and _are_weights(pair[1]))]
+    if not outputs:
+        is_tensor = isinstance(output, Tensor)
+        cure = ": return it as y.reshape(1, -1)" if is_tensor and output.ndim < 2 else ""
+        shape = f", {output.dtype} of shape {tuple(output.shape)}" if is_tensor else " of others"
+        return None, f"a {type(output).__name__}{shape}{cure}", ""
+    label, tensor = outputs[0]
+    front = tensors[0][0]
+    remark = f"of {label}, the first of {len(outputs)} outputs" if len(outputs) > 1 else ""
+    remark = remark if front == label else f"of {label}: attention weights are {front}"
+    return tensor.detach().clone(), label, remark
 
 
 def tensors_of(output: object) -> Iterator[tuple[str, Tensor]]:

@@ -74,7 +74,7 @@ def measure(
         (:func:`lipcore.models.structure.attention_modules`); ``note`` says what it has besides
         attention, or lacks. With ``"block"``, attention and MLP with residual connections and
         normalisations. With ``"model"``, the map from the tokens that enter the first block to the
-        model's output.
+        model's output. If there are several outputs, ``note`` says of which one σ is.
     layers : int, str, or several of them, optional
         Numbers, from 0, or names of modules; all of them if left out.
     wrt : str, optional
@@ -87,7 +87,9 @@ def measure(
         alone makes, through the output projection; there is one more column, ``head``.
     padding : {"measure", "ignore"}
         Padding belongs to X and to the output as any token does. With ``"ignore"``, σ is that from
-        real tokens to real tokens, told by the attention mask among the inputs that have a name.
+        real tokens to real tokens, told by the masks among the inputs that have a name: real is
+        what is not 0 in an attention_mask, and what is 0 or False in a key_padding_mask. Layers of
+        PyTorch run without their fast path, which puts zeros where padding is.
     dtype : torch.dtype, optional
         The precision of a copy of the model that is measured instead, such as torch.float32 for
         weights in bfloat16.

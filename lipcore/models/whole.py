@@ -79,7 +79,8 @@ class _FromBlock:
         args, kwargs = copied(self.given)
         block = self.model.get_submodule(self.block)
         mode.start([*tensors_in((args, kwargs))])
-        with block.register_forward_pre_hook(enter, with_kwargs=True) as hook, mode:
+        hook = block.register_forward_pre_hook(enter, with_kwargs=True, prepend=True)
+        with hook, mode:
             return self.model(*args, **kwargs)
 
 

@@ -223,6 +223,12 @@ GIVEN = {
     "weights first": (lambda p, y: (p, y), "of output[1]: attention weights are output[0]"),
     "weights first, by name": (lambda p, y: {"p": p, "y": y}, "of y: attention weights are p"),
     "weights behind": (lambda p, y: (y, p), ""),
+    "several": (lambda p, y: {"p": p, "y": y, "z": 2 * y}, "of y: attention weights are p"),
+    "first of several": (lambda p, y: (y, 2 * y), "of output[0], the first of 2 outputs"),
+    "first of several, by name": (
+        lambda p, y: {"y": y, "z": 2 * y},
+        "of y, the first of 2 outputs",
+    ),
 }
 
 
@@ -232,6 +238,44 @@ def test_attention_weights_are_not_the_output(name):
     table = measure(nn.Sequential(Own(given=given)).eval(), X, tol=1e-10)
     agree(table, truths(Own(), X))
     assert all(x == f"without output projection; {note}".rstrip("; ") for x in table["note"])
+
+
+def test_an_output_of_too_few_dimensions():
+    """What the message tells to do is done, and works."""
+    given = Module(lambda self, x: self.blocks[0](x).sum(), blocks=blocks())
+    with pytest.warns(UserWarning, match=r"return it as y\.reshape\(1, -1\)"):
+        measure(given, X, scope="model")
+    cured = Module(lambda self, x: self.blocks[0](x).sum().reshape(1, -1), blocks=blocks())
+    gradient = torch.autograd.functional.jacobian(cured, X)
+    agree(measure(cured, X, scope="model", tol=1e-10), [gradient.norm().item()])
+
+
+# --- what a module changes -----------------------------------------------------------------------
+
+
+class InPlace(Own):
+    """Attention that changes its input in place before it attends."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+
+    def forward(self, x):
+        return super().forward(self.change(x))
+
+
+IN_PLACE = {
+    "scaled": lambda x: x.mul_(1.7).add_(0.3),
+    "ReLU": nn.ReLU(inplace=True),
+    "normalised": lambda x: x.copy_(x.softmax(-1)),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_tokens_are_those_before_a_change_in_place(name):
+    module = nn.Sequential(InPlace(IN_PLACE[name])).eval()
+    table = measure(module, X.clone(), tol=1e-10)
+    agree(table, truths(lambda x: module(x.clone()), X))
 
 
 # --- what a run changes --------------------------------------------------------------------------
@@ -261,6 +305,27 @@ def test_random_numbers_of_the_caller_are_not_drawn():
     measure(drawing, X)
     assert torch.equal(torch.get_rng_state(), states[0]) and random.getstate() == states[1]
     assert all(map(np.array_equal, np.random.get_state(), states[2]))  # noqa: NPY002
+
+
+def test_hooks_of_a_module_are_a_part_of_it():
+    plain, hooked = (model(lambda self, x: self.attn(x)) for _ in range(2))
+    for one in (plain, hooked):
+        one.attn = Own()
+    hooked.attn.register_forward_pre_hook(lambda module, args: (3 * args[0],))
+    hooked.attn.register_forward_hook(lambda module, args, output: 2 * output)
+    table = measure(hooked.eval(), X, tol=1e-10)
+    agree(table, truths(lambda x: 2 * plain.attn(3 * x), X))
+
+
+def test_a_model_in_training_is_refused_before_a_weight_changes():
+    training = model(shared)
+    training.attn = own = Own()
+    nn.utils.parametrizations.spectral_norm(own.q)
+    before = copy.deepcopy(dict(training.train().named_buffers()))
+    with pytest.raises(ValueError, match=r"call \.eval\(\)"):
+        measure(training, X)
+    after = dict(training.named_buffers())
+    assert before and all(torch.equal(before[name], after[name]) for name in before)
 
 
 # --- refusals ------------------------------------------------------------------------------------
