@@ -409,7 +409,7 @@ MAPS = {
     "derivatives inside": Map(lambda: gradient_inside),
     "one number of each member": Map(lambda: lambda x: x.square().sum((-2, -1))),
     "one number": Map(lambda: lambda x: x.sin().sum(), shape=(3, D)),
-    "tiny outputs": Map(lambda: lambda x: 1e-30 * mixed(x).sin()),
+    "tiny outputs": Map(lambda: lambda x: 1e-200 * mixed(x).sin()),
     "batch in the middle": Map(lambda: of(attention(), attend), layout="LNE"),
     "channels": Map(lambda: conv(3), shape=IMAGES, event_dims=3),
     "batch as one input": Map(lambda: lambda x: x - x.mean(0), event_dims=3),
@@ -422,6 +422,8 @@ MAPS = {
     "large tokens": Map(lambda: lambda x: F.layer_norm(x, (D,)), place=lambda X: X + 1e3),
     "many tokens alike": Map(lambda: lambda x: scores(x).softmax(-1) @ x, place=equal),
     "zeros": Map(lambda: lambda x: mixed(x).tanh(), place=lambda X: 0 * X),
+    "flat at zero": Map(
+        lambda: lambda x: x**3 + total(x).square(), place=lambda X: X * torch.tensor([0.0, 1])[:, None, None]),
     "tiny": Map(lambda: lambda x: F.normalize(x, dim=-1) * 1e-6, place=lambda X: 1e-6 * X),
     "huge": Map(lambda: lambda x: F.normalize(x, dim=-1), place=lambda X: 1e6 * X),
     "a steep norm at padding": Map(
@@ -452,7 +454,7 @@ MAPS = {
     "hidden mean": wrong(lambda: lambda x: x - x.mean(0).detach(), "influence"),
     "hidden mean of many": wrong(lambda: lambda x: x - x.mean(0).detach(), "influence", MANY),
     "a little influence": wrong(lambda: lambda x: x + 8e-4 * x.mean(0), "influence"),
-    "hardly any influence": wrong(lambda: lambda x: x + 1e-4 * x.mean(0), "influence"),
+    "hardly any influence": wrong(lambda: lambda x: x + 1e-7 * x.mean(0), "influence"),
     # --- a part is hidden from autodiff ---
     "no_grad": wrong(lambda: torch.no_grad()(mixed), "no_grad"),
     "no_grad around scores": wrong(lambda: partly_without, "no_grad"),
