@@ -144,7 +144,7 @@ def measure(
     require(by in ("sequence", "head"), "by", "'sequence' or 'head'", repr(by))
     require(is_whole, "by", "'sequence' where blocks, models or real tokens are measured", repr(by))
     require(padding in ("measure", "ignore"), "padding", "'measure' or 'ignore'", repr(padding))
-    real = _real_tokens(inputs)
+    real = _real_tokens(inputs, padding)
     has_mask = padding == "measure" or real
     require(has_mask, "padding", "'measure' without an attention_mask=", repr(padding))
     if dtype is not None:
@@ -232,11 +232,17 @@ class _How:
     options: dict
 
 
-def _real_tokens(inputs: dict) -> dict[str, Tensor]:
+def _real_tokens(inputs: dict, padding: str) -> dict[str, Tensor]:
     """Return which tokens are no padding, by the masks (sequences, n) among the inputs."""
     masks = {name: x for name, x in inputs.items() if isinstance(x, Tensor) and x.ndim == 2}
-    real = {name: x != 0 for name, x in masks.items() if name.endswith("attention_mask")}
-    return real | {name: x == 0 for name, x in masks.items() if name.endswith("key_padding_mask")}
+    real = {name: x == 0 for name, x in masks.items() if name.endswith("key_padding_mask")}
+    for name, x in masks.items():
+        if name.endswith("attention_mask"):
+            is_plain = bool(((x == 0) | (x == 1)).all())  # others are added to scores, or are many
+            got = f"others, such as {x.min().item():g}"
+            require(is_plain or padding != "ignore", name, "1 for tokens and 0 for padding", got)
+            real |= {name: x == 1} if is_plain else {}
+    return real
 
 
 def _real_in(fn: Captured, real: dict[str, Tensor]) -> Tensor | None:
@@ -271,6 +277,7 @@ def _rows(name: str, call: Call, how: _How) -> list[dict]:
     row |= {"shape": tuple(fn.X.shape[-2:]), "varied": varied, "fixed": fixed}
     row |= {"note": "; ".join(filter(None, notes))}
     if how.ignores_padding:
+        row["note"] = "; ".join(filter(None, [row["note"], "padding left out as the mask says"]))
         parts = [fn.of_member(i, x.nonzero()[:, 0]) for i, x in enumerate(real)]
         found = [_of_part(part, row, how) for part in parts]
     elif how.by_head:

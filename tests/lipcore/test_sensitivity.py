@@ -92,3 +92,38 @@ def test_a_crossing_is_said():
 def test_attribution_of_a_differentiable_result():
     found = local_lipschitz(layer()[0], drawn(5, 4), differentiable=True)
     torch.testing.assert_close(found.by_term().sum(-1), found.value.detach(), rtol=1e-6, atol=0)
+
+
+class Cube(torch.autograd.Function):
+    """x³ with a right derivative, through which nothing more can be differentiated."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.slope = 3 * x**2
+        return x**3
+
+    @staticmethod
+    def backward(ctx, g):
+        return ctx.slope * g
+
+
+def test_a_derivative_that_has_none_is_refused():
+    with pytest.raises(ValueError, match="differentiated twice"):
+        local_lipschitz(lambda X: Cube.apply(X) + X.sin(), drawn(2, 2), differentiable=True)
+
+
+def test_a_function_that_takes_float32_alone():
+    linear = nn.Linear(4, 4)
+    r = local_lipschitz(lambda X: linear(X).tanh(), drawn(3, 4).float(), differentiable=True)
+    assert r.value.requires_grad and r.remark
+
+
+def test_a_subclass_of_attention_is_what_it_does():
+    class Residual(Attention):
+        def __call__(self, X):
+            return X + super().__call__(X)
+
+    f, X = Residual.from_matrices(drawn(3, 3), drawn(3, 3, seed=1)), drawn(4, 3, seed=2)
+    J = torch.autograd.functional.jacobian(f, X).reshape(12, 12)
+    r = local_lipschitz(f, X)
+    assert r.lower <= torch.linalg.matrix_norm(J, 2) <= r.upper

@@ -414,6 +414,12 @@ def test_padding_that_is_left_out(scope):
     assert set(of_second["shape"]) == {(3, D)}
 
 
+def test_a_mask_that_is_added_to_scores_names_no_padding():
+    added = torch.where(REAL == 0, -1e9, 0.0)
+    with pytest.raises(ValueError, match="1 for tokens and 0 for padding"):
+        measure(padded(), X, attention_mask=added, padding="ignore")
+
+
 def test_padding_that_carries_sigma_is_noted():
     steep = torch.where(REAL == 0, 100.0, 1.0)[..., None]
     block = Module(lambda self, x: steep * self.mlp(x), mlp=nn.Linear(D, D))
