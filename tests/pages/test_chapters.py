@@ -41,8 +41,8 @@ def test_the_main_path_is_open_in_the_contents_and_the_rest_is_folded():
 
 
 @pytest.mark.parametrize("old", CONFIG["redirects"])
-def test_an_old_address_leads_on(old, in_tex, site):
-    page = in_tex.page
+def test_an_old_address_leads_on(old, desktop, site):
+    page = desktop.page
     page.goto(f"{site}/{old}.html")
     new = CONFIG["redirects"][old].partition("#")[0].rpartition("/")[2]
     page.wait_for_url(re.compile(re.escape(new)))

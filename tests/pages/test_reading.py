@@ -42,7 +42,9 @@ def hover(page, selector: str):
 def shown_faults(preview, words: str) -> list[str]:
     """A preview holds what is expected, typeset, and lies in the window."""
     text, box = preview.inner_text(), preview.bounding_box()
-    faults = [] if words.lower() in f"{text} {preview.text_content()}".lower() else [text]
+    labels = preview.locator("mjx-container").evaluate_all("all => all.map(e => e.ariaLabel)")
+    said = " ".join([text, preview.text_content(), *labels]).lower()
+    faults = [] if words.lower() in said else [text]
     if r"\(" in text or preview.locator("mjx-merror").count():
         faults.append("its formulas are not typeset")
     ends = (box["x"] + box["width"], box["y"] + box["height"])
