@@ -474,6 +474,7 @@ MAPS = {
     "backward that is wrong": wrong(lambda: Untransposed.apply, "backward"),
     "a little detached": wrong(lambda: lambda x: x + 9e-3 * x.detach(), "detach"),
     "less detached": wrong(lambda: lambda x: x + 9e-4 * x.detach(), "detach"),
+    "hardly detached": wrong(lambda: lambda x: x + 3e-5 * x.detach(), "detach"),
     "a little detached, one dtype only": wrong(
         lambda: linear(lambda x, y: y + 9e-3 * y.detach()), "detach"),
     "detached in a small token": wrong(
