@@ -388,20 +388,19 @@ def _refuse_second(fn: Callable, point: Tensor, value: Tensor, change: Callable)
     if point.dtype != torch.float64:  # too few digits to see
         return
     H = guard.draw_normal(point.shape, 4).to(point) * point.detach().square().mean().sqrt()
-    step = 1e-5 * H
-    sides = []
-    for sign in (1, -1):
-        moved = (point.detach() + sign * step).requires_grad_()
-        sides.append(change(fn(moved.clone()), moved).detach())
-    is_linear = not value.requires_grad
     options = {"retain_graph": True, "materialize_grads": True}
+    is_linear = not value.requires_grad
     slope = None if is_linear else torch.autograd.grad(value.sum(), point, **options)[0]
     expected = 0.0 if is_linear else float((slope * H).sum())
-    found = float((sides[0] - sides[1]).sum()) / 2e-5
-    size = max(abs(found), abs(expected)) + 1e-2 * float(value.detach().abs().sum())
+    least = 1e-2 * float(value.detach().abs().sum())
+    for step in (1e-5, 1e-7, 1e-9):  # the short ones pass by the kinks of a ReLU
+        ends = [(point.detach() + h * H).requires_grad_() for h in (step, -step)]
+        forth, back = (change(fn(end.clone()), end).detach().sum() for end in ends)
+        found = float(forth - back) / (2 * step)
+        if abs(found - expected) <= 1e-2 * max(abs(found), abs(expected)) + 1e-2 * least:
+            return
     cure = "a custom backward must be differentiable, too"
-    fits = abs(found - expected) <= 1e-2 * size
-    require(fits, "differentiable", "a map that can be differentiated twice", f"another: {cure}")
+    require(False, "differentiable", "a map that can be differentiated twice", f"another: {cure}")
 
 
 def deflate(J: LinearOperator, top: SpectralNorm) -> LinearOperator:
